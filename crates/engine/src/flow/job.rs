@@ -1,0 +1,185 @@
+//! What the worker does: add a gradient to the one that is there, or update a bucket of parameters.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+
+use crate::device::{Completion, Device, DeviceRange, Fence, Ticket};
+use crate::error::Result;
+use crate::host::{Arena, Region};
+use crate::optim::{Chunk, Consts, Hyper, Level, update};
+use crate::stats::Stats;
+use crate::store::Slot;
+
+/// Elements one thread updates before it takes the next piece.
+const PIECE: usize = 128 << 10;
+
+/// A slot and what its users must know without locking it.
+#[derive(Debug)]
+pub struct Entry {
+    /// Number of the last job that updates the slot.
+    pub update_job: AtomicU64,
+    /// The last upload of its weights.
+    pub uploaded: Mutex<Option<Arc<dyn Completion>>>,
+    slot: Mutex<Slot>,
+}
+
+impl Entry {
+    /// An entry nobody waits for.
+    pub fn new(slot: Slot) -> Self {
+        Entry { update_job: AtomicU64::new(0), uploaded: Mutex::new(None), slot: Mutex::new(slot) }
+    }
+
+    /// The slot; waits for a worker that has it.
+    pub fn lock(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues the upload of this slot's weights.
+    pub fn send(&self, slot: &mut Slot, shared: &Shared, weight: DeviceRange, after: &Fence) -> Result<()> {
+        Stats::add(&shared.stats.bytes_in, weight.bytes());
+        let completion = slot.upload().send(|region| shared.device.copy_in(region, weight, after))?;
+        *self.uploaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion);
+        Ok(())
+    }
+}
+
+/// What jobs work with.
+#[derive(Debug)]
+pub struct Shared {
+    /// Where weights go and gradients come from.
+    pub device: Arc<dyn Device>,
+    /// Where host memory comes from.
+    pub arena: Arena,
+    /// Threads of the arithmetic.
+    pub pool: rayon::ThreadPool,
+    /// Instruction set of the arithmetic.
+    pub level: Level,
+    /// Counters.
+    pub stats: Stats,
+    /// Staging regions that no gradient uses.
+    pub staging: Mutex<Vec<Region>>,
+}
+
+impl Shared {
+    /// A staging region of at least `bytes`, and the smallest such.
+    pub fn take_staging(&self, bytes: usize) -> Result<Region> {
+        let mut idle = self.idle_staging();
+        let best = (0..idle.len()).filter(|&i| idle[i].bytes() >= bytes).min_by_key(|&i| idle[i].bytes());
+        match best {
+            Some(i) => Ok(idle.swap_remove(i)),
+            None => {
+                drop(idle);
+                self.arena.reserve_one(bytes, &self.pool)
+            }
+        }
+    }
+
+    /// Idle staging regions.
+    pub fn idle_staging(&self) -> MutexGuard<'_, Vec<Region>> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_staging(&self, mut region: Region) {
+        if self.device.faults().is_some_and(|f| f.poisons()) {
+            region.poison();
+        }
+        self.idle_staging().push(region);
+    }
+}
+
+/// One parameter of an update.
+#[derive(Debug)]
+pub struct Part {
+    /// Its slot.
+    pub entry: Arc<Entry>,
+    /// Its weight on the device.
+    pub weight: DeviceRange,
+    /// Hyper-parameters in force at `step()`.
+    pub hyper: Hyper,
+}
+
+/// One unit of the worker.
+#[derive(Debug)]
+pub enum Job {
+    /// Adds an arriving gradient, unless its generation is over.
+    Accumulate {
+        /// The slot to add to.
+        entry: Arc<Entry>,
+        /// The gradient on its way.
+        addend: Ticket,
+        /// Generation of the gradient that it belongs to.
+        generation: u64,
+    },
+    /// Updates a bucket of parameters and sends their weights.
+    Update {
+        /// The parameters.
+        parts: Vec<Part>,
+        /// What the device had queued at `step()`: it may still read the old weights.
+        fence: Fence,
+    },
+}
+
+impl Job {
+    /// For messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Job::Accumulate { .. } => "accumulate",
+            Job::Update { .. } => "update",
+        }
+    }
+
+    pub(super) fn run(self, shared: &Shared) -> Result<()> {
+        if let Some(faults) = shared.device.faults() {
+            faults.job();
+        }
+        match self {
+            Job::Accumulate { entry, addend, generation } => {
+                let (addend, outcome) = Stats::timed(&shared.stats.wait_gradients_ns, || addend.wait());
+                outcome?;
+                let mut slot = entry.lock();
+                if slot.generation == generation {
+                    slot.add_gradient(shared.level, &addend, &shared.arena, &shared.pool)?;
+                }
+                drop(slot);
+                shared.give_staging(addend);
+                Ok(())
+            }
+            Job::Update { parts, fence } => update_bucket(shared, &parts, &fence),
+        }
+    }
+}
+
+/// One parallel region over all pieces of all parameters of the bucket.
+fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence) -> Result<()> {
+    let mut slots: Vec<_> = parts.iter().map(|part| part.entry.lock()).collect();
+    let mut pieces = Vec::new();
+    for (slot, part) in slots.iter_mut().zip(parts) {
+        let consts = Consts::new(&part.hyper, slot.step + 1, 1.0);
+        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk())?;
+        split(chunk, |piece| pieces.push((piece, consts)));
+    }
+    Stats::timed(&shared.stats.update_ns, || {
+        let one = |(piece, consts): (Chunk<'_>, Consts)| update(shared.level, piece, &consts);
+        match pieces.len() {
+            1 => pieces.into_iter().for_each(one),
+            _ => shared.pool.install(|| pieces.into_par_iter().with_max_len(1).for_each(one)),
+        }
+    });
+    for (slot, part) in slots.iter_mut().zip(parts) {
+        slot.step += 1;
+        part.entry.send(slot, shared, part.weight, fence)?;
+    }
+    Ok(())
+}
+
+/// Cuts a chunk into pieces of [`PIECE`] elements.
+fn split<'a>(mut chunk: Chunk<'a>, mut each: impl FnMut(Chunk<'a>)) {
+    while chunk.master.len() > PIECE {
+        let (head, tail) = chunk.split_at(PIECE);
+        each(head);
+        chunk = tail;
+    }
+    each(chunk);
+}

@@ -1,0 +1,140 @@
+//! The whole engine on the host device: order under random delays, poison, and injected failures.
+
+use std::time::Duration;
+
+use trainstream_engine::device::{ComputeStream, DeviceRange, Faults};
+use trainstream_engine::engine::Update;
+use trainstream_engine::flow::Waited;
+use trainstream_engine::host::Pin;
+use trainstream_engine::optim::{Chunk, Consts, Hyper, Level, Source, Target, update};
+use trainstream_engine::store::{Array, SlotSpec};
+use trainstream_engine::{Engine, Error, Options, Result, dtype::DType};
+
+const STREAM: ComputeStream = ComputeStream(0);
+const HYPER: Hyper =
+    Hyper { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled: true, maximize: false };
+const SIZES: [usize; 4] = [1, 1000, 300_007, 64];
+
+fn engine(faults: Faults, pin: Pin) -> Result<Engine> {
+    Engine::new(Options { device: "cpu".into(), threads: Some(2), pin, faults: Some(faults) })
+}
+
+fn range(memory: &[f32]) -> DeviceRange {
+    // SAFETY: every test keeps its memory until the engine has answered for all copies.
+    unsafe { DeviceRange::new(memory.as_ptr() as u64, size_of_val(memory)) }
+}
+
+fn values(n: usize, salt: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 31 + salt * 17) % 101) as f32 / 101.0 - 0.5).collect()
+}
+
+fn wait(mut ask: impl FnMut() -> Result<Waited>) -> Result<()> {
+    while ask()? == Waited::Pending {}
+    Ok(())
+}
+
+/// Five steps of two gradients each; the memory of each gradient is overwritten as soon as it has left.
+fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
+    let engine = engine(faults, Pin::Auto)?;
+    let specs: Vec<_> = SIZES.iter().map(|&numel| SlotSpec { numel, weight: DType::F32 }).collect();
+    let slots = engine.add_slots(&specs)?;
+    let weights: Vec<_> = SIZES.iter().map(|&n| values(n, 1)).collect();
+    for (&slot, w) in slots.iter().zip(&weights) {
+        engine.load_weight(slot, range(w), STREAM)?;
+    }
+    for step in 0..5 {
+        for add in [false, true] {
+            for (&slot, w) in slots.iter().zip(&weights) {
+                let mut gradient = values(w.len(), step * 7 + usize::from(add) + 3);
+                engine.push_gradient(slot, range(&gradient), STREAM, add)?.wait()?;
+                gradient.fill(f32::NAN);
+            }
+        }
+        let updates: Vec<_> =
+            slots.iter().zip(&weights).map(|(&slot, w)| Update { slot, weight: range(w), hyper: HYPER }).collect();
+        engine.update(&updates, STREAM)?;
+        wait(|| engine.ready(&slots, STREAM, Duration::from_millis(10)))?;
+    }
+    Ok(weights)
+}
+
+#[test]
+fn updates_equal_the_arithmetic_applied_directly() {
+    let ours = train(Faults::default()).unwrap();
+    for (ours, &n) in ours.iter().zip(&SIZES) {
+        let (mut w, mut m, mut v) = (values(n, 1), vec![0.0; n], vec![0.0; n]);
+        for step in 0..5 {
+            let grad: Vec<f32> =
+                values(n, step * 7 + 3).iter().zip(values(n, step * 7 + 4)).map(|(a, b)| a + b).collect();
+            let consts = Consts::new(&HYPER, step as u64 + 1, 1.0);
+            let (grad, weight) = (Source::F32(&grad), Target::None);
+            update(Level::Scalar, Chunk { master: &mut w, exp_avg: &mut m, exp_avg_sq: &mut v, grad, weight }, &consts);
+        }
+        assert_eq!(ours, &w);
+    }
+}
+
+#[test]
+fn random_delays_and_poison_change_nothing() {
+    let calm = train(Faults::default()).unwrap();
+    for seed in 0..50 {
+        let faults = Faults { seed, max_delay_us: 300, poison: true, ..Faults::default() };
+        assert_eq!(train(faults).unwrap(), calm, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_failed_copy_is_told_at_the_latest_by_the_next_wait() {
+    let loads = SIZES.len() as u64;
+    for n in [0, loads - 1, loads, loads + 5, loads + 8, loads + 9, loads + 11] {
+        let error = train(Faults { fail_copy: Some(n), ..Faults::default() }).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("injected failure"), "copy {n}: {text}");
+    }
+}
+
+#[test]
+fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
+    let engine = engine(Faults { panic_job: Some(0), ..Faults::default() }, Pin::Auto).unwrap();
+    let (slot, weight) = (engine.add_slots(&[SlotSpec { numel: 3, weight: DType::F32 }]).unwrap()[0], values(3, 1));
+    engine.load_weight(slot, range(&weight), STREAM).unwrap();
+    engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], STREAM).unwrap();
+    let error = wait(|| engine.drain(Duration::from_millis(10))).unwrap_err();
+    assert!(
+        matches!(&error, Error::Stopped { job: "update", source } if matches!(**source, Error::Panic(_))),
+        "{error}"
+    );
+    assert!(engine.update(&[], STREAM).is_err(), "stopped for good");
+    assert_eq!(engine.with_array(slot, Array::Master, |m| m.to_vec()).unwrap(), weight);
+    engine.close();
+}
+
+#[test]
+fn a_refused_pin_is_an_error_only_if_the_user_insists() {
+    let limit = || Faults { pin_limit: Some(4096), ..Faults::default() };
+    let specs = [SlotSpec { numel: 10_000, weight: DType::F32 }];
+    assert!(matches!(engine(limit(), Pin::Always).unwrap().add_slots(&specs), Err(Error::Pin { .. })));
+    let falls_back = engine(limit(), Pin::Auto).unwrap();
+    falls_back.add_slots(&specs).unwrap();
+    assert!(falls_back.pin_refusal().is_some());
+    assert_eq!(falls_back.usage().pinned, 0);
+}
+
+#[test]
+fn closed_engines_and_wrong_sizes_are_refused() {
+    let engine = engine(Faults::default(), Pin::Never).unwrap();
+    let slot = engine.add_slots(&[SlotSpec { numel: 4, weight: DType::F32 }]).unwrap()[0];
+    let short = values(3, 0);
+    assert!(matches!(engine.load_weight(slot, range(&short), STREAM), Err(Error::Slot { .. })));
+    assert!(matches!(engine.load_weight(slot + 1, range(&short), STREAM), Err(Error::Slot { .. })));
+    engine.close();
+    assert!(matches!(engine.update(&[], STREAM), Err(Error::Closed)));
+}
+
+#[test]
+fn a_missing_gpu_is_an_explanation() {
+    for device in ["cuda:9999", "tpu", "cuda:x"] {
+        let error = trainstream_engine::device::open(device, None).unwrap_err();
+        assert!(matches!(error, Error::NoDevice { .. }), "{error}");
+    }
+}

@@ -1,0 +1,271 @@
+//! The `Engine` and `Transfer` classes.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use trainstream_engine::device::{Completion, ComputeStream, Faults};
+use trainstream_engine::dtype::DType;
+use trainstream_engine::engine::Update;
+use trainstream_engine::host::Pin;
+use trainstream_engine::optim::Hyper;
+use trainstream_engine::store::{Array, SlotSpec};
+use trainstream_engine::{Engine, Error, Options, Result};
+
+use crate::door::{enter, wait};
+use crate::errors::raise;
+use crate::tensor;
+
+/// One engine; all methods may be called from any thread and release the interpreter lock.
+#[pyclass(frozen, name = "Engine", module = "trainstream._engine")]
+pub(crate) struct PyEngine(Engine);
+
+/// A gradient on its way to the host.
+#[pyclass(frozen, name = "Transfer", module = "trainstream._engine")]
+pub(crate) struct PyTransfer(Arc<dyn Completion>);
+
+#[pymethods]
+impl PyTransfer {
+    /// Whether the copy is over.
+    fn done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    /// Sleeps until the copy is over; raises if it failed.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.0.wait())
+    }
+}
+
+/// `(slot, weight address, weight bytes, index into hypers)`.
+type PyUpdate = (usize, u64, usize, usize);
+/// `(lr, beta1, beta2, eps, weight_decay, decoupled, maximize)`.
+type PyHyper = (f64, f64, f64, f64, f64, bool, bool);
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (device, threads, pin, faults=None))]
+    fn new(
+        py: Python<'_>,
+        device: String,
+        threads: Option<usize>,
+        pin: &str,
+        faults: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let options = Options {
+            device,
+            threads,
+            pin: parse_pin(pin).map_err(raise)?,
+            faults: faults.map(parse_faults).transpose()?,
+        };
+        enter(py, || Engine::new(options)).map(PyEngine)
+    }
+
+    /// Reserves state for `(numel, dtype)` parameters; returns slot numbers.
+    fn add_slots(&self, py: Python<'_>, specs: Vec<(usize, String)>) -> PyResult<Vec<usize>> {
+        let parse = |(numel, name): (usize, String)| Ok(SlotSpec { numel, weight: DType::parse("dtype", &name)? });
+        let specs = specs.into_iter().map(parse).collect::<Result<Vec<_>>>().map_err(raise)?;
+        enter(py, || self.0.add_slots(&specs))
+    }
+
+    /// Copies a weight into its master, and waits.
+    fn load_weight(&self, py: Python<'_>, slot: usize, address: u64, bytes: usize, stream: u64) -> PyResult<()> {
+        enter(py, || self.0.load_weight(slot, tensor::range(address, bytes), ComputeStream(stream)))
+    }
+
+    /// Sends a master to its weight.
+    fn store_weight(&self, py: Python<'_>, slot: usize, address: u64, bytes: usize, stream: u64) -> PyResult<()> {
+        enter(py, || self.0.store_weight(slot, tensor::range(address, bytes), ComputeStream(stream)))
+    }
+
+    /// Queues a gradient's way to the host.
+    fn push_gradient(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        address: u64,
+        bytes: usize,
+        stream: u64,
+        add: bool,
+    ) -> PyResult<PyTransfer> {
+        let range = tensor::range(address, bytes);
+        enter(py, || self.0.push_gradient(slot, range, ComputeStream(stream), add)).map(PyTransfer)
+    }
+
+    /// Queues updates in this order and returns at once.
+    fn update(&self, py: Python<'_>, updates: Vec<PyUpdate>, hypers: Vec<PyHyper>, stream: u64) -> PyResult<()> {
+        let hypers: Vec<Hyper> = hypers.into_iter().map(parse_hyper).collect();
+        let parse = |(slot, address, bytes, group): PyUpdate| {
+            let hyper = *hypers.get(group).ok_or_else(|| Error::Slot { slot, why: format!("no group {group}") })?;
+            Ok(Update { slot, weight: tensor::range(address, bytes), hyper })
+        };
+        let updates = updates.into_iter().map(parse).collect::<Result<Vec<_>>>().map_err(raise)?;
+        enter(py, || self.0.update(&updates, ComputeStream(stream)))
+    }
+
+    /// Makes a stream see the last update of these slots; sleeps for the worker, interruptibly.
+    fn ready(&self, py: Python<'_>, slots: Vec<usize>, stream: u64) -> PyResult<()> {
+        wait(py, |slice| self.0.ready(&slots, ComputeStream(stream), slice))
+    }
+
+    /// Sleeps until the worker is idle, interruptibly.
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        wait(py, |slice| self.0.drain(slice))
+    }
+
+    /// Copies `master`, `exp_avg` or `exp_avg_sq` of a slot to a contiguous CPU fp32 tensor.
+    fn read_array(&self, py: Python<'_>, slot: usize, which: &str, address: u64, numel: usize) -> PyResult<()> {
+        let array = parse_array(which).map_err(raise)?;
+        enter(py, || {
+            let copy = |from: &mut [f32]| {
+                same_length(slot, from.len(), numel).map(|()| {
+                    tensor::floats_mut(address, numel).copy_from_slice(from);
+                })
+            };
+            self.0.with_array(slot, array, copy)?
+        })
+    }
+
+    /// Copies a contiguous CPU fp32 tensor to `master`, `exp_avg` or `exp_avg_sq` of a slot.
+    fn write_array(&self, py: Python<'_>, slot: usize, which: &str, address: u64, numel: usize) -> PyResult<()> {
+        let array = parse_array(which).map_err(raise)?;
+        enter(py, || {
+            let copy = |to: &mut [f32]| {
+                same_length(slot, to.len(), numel).map(|()| {
+                    to.copy_from_slice(tensor::floats(address, numel));
+                })
+            };
+            self.0.with_array(slot, array, copy)?
+        })
+    }
+
+    /// Copies the gradient of a slot to a contiguous CPU fp32 tensor.
+    fn read_gradient(&self, py: Python<'_>, slot: usize, address: u64, numel: usize) -> PyResult<()> {
+        enter(py, || self.0.read_gradient(slot, tensor::floats_mut(address, numel)))
+    }
+
+    /// Replaces the gradient of a slot by a contiguous CPU fp32 tensor.
+    fn write_gradient(&self, py: Python<'_>, slot: usize, address: u64, numel: usize) -> PyResult<()> {
+        enter(py, || self.0.write_gradient(slot, tensor::floats(address, numel)))
+    }
+
+    /// Updates done on a slot.
+    fn step(&self, py: Python<'_>, slot: usize) -> PyResult<u64> {
+        enter(py, || self.0.step(slot))
+    }
+
+    /// Sets the number of updates done on a slot.
+    fn set_step(&self, py: Python<'_>, slot: usize, step: u64) -> PyResult<()> {
+        enter(py, || self.0.set_step(slot, step))
+    }
+
+    /// Raises if the engine is closed, stopped by an error, or forked.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.0.usable())
+    }
+
+    /// Fills memory of the host device that its owner gives up with 0xFF, if this engine is under test.
+    fn retire(&self, address: u64, bytes: usize) {
+        if self.0.poisons() {
+            tensor::poison(address, bytes);
+        }
+    }
+
+    /// Bytes, seconds and counts; see `trainstream.memory_report`.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let ([master, moments, gradients, wire, staging], usage) = enter(py, || Ok((self.0.bytes(), self.0.usage())))?;
+        let stats = self.0.stats();
+        let seconds = PyDict::new(py);
+        for (name, counter) in [
+            ("update", &stats.update_ns),
+            ("wait_gradients", &stats.wait_gradients_ns),
+            ("wait_update", &stats.wait_update_ns),
+        ] {
+            seconds.set_item(name, counter.load(Relaxed) as f64 * 1e-9)?;
+        }
+        let report = PyDict::new(py);
+        report.set_item("host_master_bytes", master)?;
+        report.set_item("host_moment_bytes", moments)?;
+        report.set_item("host_gradient_bytes", gradients)?;
+        report.set_item("host_staging_bytes", wire + staging)?;
+        report.set_item("pinned_bytes", usage.pinned)?;
+        report.set_item("pageable_bytes", usage.pageable)?;
+        report.set_item("pin_refusal", self.0.pin_refusal().map(|e| e.to_string()))?;
+        report.set_item("threads", self.0.threads())?;
+        report.set_item("cpu", self.0.level().name())?;
+        report.set_item("seconds", seconds)?;
+        report.set_item("bytes_out", stats.bytes_out.load(Relaxed))?;
+        report.set_item("bytes_in", stats.bytes_in.load(Relaxed))?;
+        report.set_item("steps", stats.steps.load(Relaxed))?;
+        Ok(report)
+    }
+
+    /// Finishes what is queued and stops the threads.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || {
+            self.0.close();
+            Ok(())
+        })
+    }
+}
+
+fn same_length(slot: usize, ours: usize, theirs: usize) -> Result<()> {
+    if ours == theirs {
+        Ok(())
+    } else {
+        Err(Error::Slot { slot, why: format!("got {theirs} elements, expected {ours}") })
+    }
+}
+
+fn parse_hyper((lr, beta1, beta2, eps, weight_decay, decoupled, maximize): PyHyper) -> Hyper {
+    Hyper { lr, beta1, beta2, eps, weight_decay, decoupled, maximize }
+}
+
+fn parse_pin(value: &str) -> Result<Pin> {
+    match value {
+        "auto" => Ok(Pin::Auto),
+        "True" => Ok(Pin::Always),
+        "False" => Ok(Pin::Never),
+        _ => Err(Error::Config {
+            option: "pin",
+            value: value.into(),
+            allowed: "expected \"auto\", True or False".into(),
+        }),
+    }
+}
+
+fn parse_array(value: &str) -> Result<Array> {
+    match value {
+        "master" => Ok(Array::Master),
+        "exp_avg" => Ok(Array::ExpAvg),
+        "exp_avg_sq" => Ok(Array::ExpAvgSq),
+        _ => Err(Error::Config {
+            option: "array",
+            value: value.into(),
+            allowed: "expected master, exp_avg or exp_avg_sq".into(),
+        }),
+    }
+}
+
+fn parse_faults(dict: &Bound<'_, PyDict>) -> PyResult<Faults> {
+    let mut faults = Faults::default();
+    for (key, value) in dict {
+        match key.extract::<String>()?.as_str() {
+            "seed" => faults.seed = value.extract()?,
+            "max_delay_us" => faults.max_delay_us = value.extract()?,
+            "poison" => faults.poison = value.extract()?,
+            "fail_copy" => faults.fail_copy = value.extract()?,
+            "pin_limit" => faults.pin_limit = value.extract()?,
+            "panic_job" => faults.panic_job = value.extract()?,
+            other => {
+                let error = Error::Config { option: "faults", value: other.into(), allowed: "unknown fault".into() };
+                return Err(raise(error));
+            }
+        }
+    }
+    Ok(faults)
+}
