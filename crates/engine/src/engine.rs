@@ -157,6 +157,12 @@ impl Engine {
         Ok(completion)
     }
 
+    /// Waits for a gradient to arrive. One that failed stops the engine: its values are lost.
+    pub fn settle(&self, transfer: &dyn Completion) -> Result<()> {
+        self.own_process()?;
+        transfer.wait().map_err(|e| self.queue().fail("gradient copy", e))
+    }
+
     /// Queues updates, in order; returns at once. Weights are sent after all that `stream` has queued.
     pub fn update(&self, updates: &[Update], stream: ComputeStream) -> Result<()> {
         self.usable()?;

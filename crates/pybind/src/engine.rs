@@ -33,11 +33,6 @@ impl PyTransfer {
     fn done(&self) -> bool {
         self.0.is_done()
     }
-
-    /// Sleeps until the copy is over; raises if it failed.
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        enter(py, || self.0.wait())
-    }
 }
 
 /// `(slot, weight address, weight bytes, index into hypers)`.
@@ -94,6 +89,11 @@ impl PyEngine {
     ) -> PyResult<PyTransfer> {
         let range = tensor::range(address, bytes);
         enter(py, || self.0.push_gradient(slot, range, ComputeStream(stream), add)).map(PyTransfer)
+    }
+
+    /// Sleeps until a transfer is over; raises, and stops the engine, if it failed.
+    fn settle(&self, py: Python<'_>, transfer: &PyTransfer) -> PyResult<()> {
+        enter(py, || self.0.settle(transfer.0.as_ref()))
     }
 
     /// Queues updates in this order and returns at once.

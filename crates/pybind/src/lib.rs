@@ -18,6 +18,12 @@ mod _engine {
     use super::errors::{
         ClosedError, ConfigError, DeviceError, InternalError, ParameterError, PinError, TrainStreamError,
     };
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }
 
 /// Version, features and CPU levels of this build.

@@ -1,0 +1,166 @@
+"""The only file that reads ``data_ptr()`` or a stream handle: torch tensors in, engine calls out."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _engine
+
+_faults: ContextVar[dict[str, Any] | None] = ContextVar("trainstream_faults", default=None)
+_open: weakref.WeakSet[Bridge] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def inject(**faults: Any) -> Iterator[None]:
+    """Engines built inside use a host device with these faults (``seed``, ``max_delay_us``, ``poison``,
+    ``fail_copy``, ``pin_limit``, ``panic_job``). For tests."""
+    token = _faults.set(faults)
+    try:
+        yield
+    finally:
+        _faults.reset(token)
+
+
+class Bridge:
+    """One engine, spoken to in tensors.
+
+    Args:
+        device: where the weights live, ``cpu`` (the host device) or ``cuda:N``.
+        threads: update threads; ``None`` takes this rank's share of the CPUs.
+        pin: ``"auto"``, ``True`` or ``False``.
+        max_inflight_bytes: device memory that leaving gradients may hold before the caller waits.
+    """
+
+    def __init__(self, device: torch.device, threads: int | None, pin: str | bool, max_inflight_bytes: int) -> None:
+        self.device = device
+        self._engine = _engine.Engine(str(device), threads, str(pin), _faults.get())
+        self._max_inflight_bytes = max_inflight_bytes
+        self._inflight: list[tuple[_engine.Transfer, Tensor]] = []
+        _open.add(self)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+
+    def add_slots(self, params: Sequence[Tensor]) -> list[int]:
+        """Host state for these parameters, as slot numbers."""
+        return self._engine.add_slots([(p.numel(), dtype_name(p.dtype)) for p in params])
+
+    def load_weight(self, slot: int, weight: Tensor) -> None:
+        """Master := weight (waits)."""
+        self._engine.load_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
+
+    def store_weight(self, slot: int, weight: Tensor) -> None:
+        """Weight := master, in stream order."""
+        self._engine.store_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
+
+    def push_gradient(self, slot: int, grad: Tensor, like: Tensor, *, add: bool) -> None:
+        """Starts a gradient's way to the host and keeps its memory until it has arrived."""
+        if grad.stride() != like.stride() or grad.dtype != like.dtype:
+            grad = torch.empty_like(like, requires_grad=False).copy_(grad)
+        transfer = self._engine.push_gradient(slot, grad.data_ptr(), grad.nbytes, self._stream(), add)
+        self._inflight.append((transfer, grad))
+        self.reap()
+
+    def reap(self) -> None:
+        """Lets go of gradients that have arrived; waits while too many are on their way."""
+        held = sum(grad.nbytes for _, grad in self._inflight)
+        while self._inflight and (held > self._max_inflight_bytes or self._inflight[0][0].done()):
+            transfer, grad = self._inflight.pop(0)
+            held -= grad.nbytes
+            self._engine.settle(transfer)
+            if self.device.type == "cpu":
+                self._engine.retire(grad.data_ptr(), grad.nbytes)
+
+    def update(self, weights: Sequence[tuple[int, Tensor, int]], hypers: Sequence[_engine._Hyper]) -> None:
+        """Queues updates of ``(slot, weight, index into hypers)`` in this order and returns at once."""
+        updates = [(slot, w.data_ptr(), w.nbytes, group) for slot, w, group in weights]
+        self._engine.update(updates, list(hypers), self._stream())
+
+    def ready(self, slots: Sequence[int]) -> None:
+        """The current stream sees the last update of these slots."""
+        self._engine.ready(list(slots), self._stream())
+
+    def drain(self) -> None:
+        """Waits until all gradients have arrived and all updates are done."""
+        for transfer, _ in self._inflight:
+            self._engine.settle(transfer)
+        self.reap()
+        self._engine.drain()
+
+    def array(self, slot: int, which: str, like: Tensor) -> Tensor:
+        """A copy of ``master``, ``exp_avg`` or ``exp_avg_sq``: fp32 on the CPU, shaped like ``like``."""
+        out = _host_like(like)
+        self._engine.read_array(slot, which, out.data_ptr(), out.numel())
+        return out
+
+    def set_array(self, slot: int, which: str, value: Tensor, like: Tensor) -> None:
+        """Replaces ``master``, ``exp_avg`` or ``exp_avg_sq``."""
+        value = _host_like(like).copy_(value)
+        self._engine.write_array(slot, which, value.data_ptr(), value.numel())
+
+    def gradient(self, slot: int, like: Tensor) -> Tensor:
+        """A copy of the gradient, in the dtype and on the device of ``like``."""
+        out = _host_like(like)
+        self._engine.read_gradient(slot, out.data_ptr(), out.numel())
+        return out.to(like.device, like.dtype)
+
+    def set_gradient(self, slot: int, value: Tensor, like: Tensor) -> None:
+        """Replaces the gradient."""
+        value = _host_like(like).copy_(value)
+        self._engine.write_gradient(slot, value.data_ptr(), value.numel())
+
+    def step(self, slot: int) -> int:
+        """Updates done on a slot."""
+        return self._engine.step(slot)
+
+    def set_step(self, slot: int, step: int) -> None:
+        """Sets the number of updates done on a slot."""
+        self._engine.set_step(slot, step)
+
+    def check(self) -> None:
+        """Raises what stopped the engine, if anything did."""
+        self._engine.check()
+
+    def report(self) -> dict[str, Any]:
+        """Bytes, seconds and counts."""
+        return self._engine.report()
+
+    def close(self) -> None:
+        """Finishes what is queued and stops the threads. May be called twice."""
+        with contextlib.suppress(_engine.TrainStreamError):
+            self.drain()
+        self._engine.close()
+        self._inflight.clear()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def address(tensor: Tensor) -> int:
+    """Where a parameter's data lies, to notice that it was replaced."""
+    return tensor.data_ptr()
+
+
+def _host_like(like: Tensor) -> Tensor:
+    # Keeps the strides of dense parameters, so that element i of the flat state is element i of the weight.
+    # Shapes only: a guarded parameter need not be waited for.
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty_like(like, dtype=torch.float32, device="cpu", requires_grad=False)
+
+
+@atexit.register
+def _close_all() -> None:
+    # Before the interpreter and the driver go: worker threads must be gone by then.
+    for bridge in list(_open):
+        with contextlib.suppress(Exception):
+            bridge.close()

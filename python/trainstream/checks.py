@@ -1,0 +1,98 @@
+"""Checks of what the user hands in, before anything is changed. Every message names the culprit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._engine import ConfigError, ParameterError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+#: Options of later versions, with the values that mean "as today".
+NOT_YET: Mapping[str, tuple[Any, ...]] = {
+    "offload": (True, "auto"),
+    "param_offload": (False, "auto"),
+    "activation_offload": (False, "auto"),
+    "optimizer_mode": ("cpu", "auto"),
+    "moment_dtype": ("float32", "auto", torch.float32),
+    "distributed": (False, None),
+    "max_grad_norm": (None,),
+    "accumulation_steps": (1,),
+    "check_memory": (True, False),
+    "blocks": (None,),
+    "profile": (False, None),
+}
+
+
+def check_later_options(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options, and known ones with values that this version cannot honour."""
+    for name, value in options.items():
+        if name not in NOT_YET:
+            raise ConfigError(f"unknown option {name}={value!r}: allowed are {', '.join(sorted(_known()))}")
+        if not any(value is allowed or value == allowed for allowed in NOT_YET[name]):
+            allowed = " or ".join(repr(a) for a in NOT_YET[name])
+            raise ConfigError(f"{name}={value!r}: not in this version, expected {allowed}")
+
+
+def _known() -> set[str]:
+    return {"device", "threads", "pin", "guard_params", "max_inflight_bytes", "lr", "verbose", *NOT_YET}
+
+
+def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> None:
+    """Refuses values of the wrong kind."""
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise ConfigError(f"threads={threads!r}: expected a whole number of at least 1, or None")
+    if pin not in ("auto", True, False):
+        raise ConfigError(f'pin={pin!r}: expected "auto", True or False')
+    if not isinstance(max_inflight_bytes, int) or max_inflight_bytes < 0:
+        raise ConfigError(f"max_inflight_bytes={max_inflight_bytes!r}: expected a number of bytes of at least 0")
+
+
+def check_parameter(name: str, p: nn.Parameter) -> None:
+    """Refuses a parameter that the engine cannot train."""
+    if p.is_meta:
+        raise ParameterError(f"parameter {name} is on meta: give it data before wrap()")
+    if p.layout != torch.strided:
+        raise ParameterError(f"parameter {name} has layout {p.layout}: expected a dense one (torch.strided)")
+    if p.dtype not in DTYPES:
+        raise ParameterError(f"parameter {name} is {p.dtype}: expected float32, bfloat16 or float16")
+    if type(p.data) is not torch.Tensor:
+        raise ParameterError(f"parameter {name} is a {type(p.data).__name__}: expected a plain tensor")
+    if p.device.type not in ("cpu", "cuda"):
+        raise ParameterError(f"parameter {name} is on {p.device}: expected cpu or cuda")
+    if not torch.ops.aten.is_non_overlapping_and_dense.default(p):
+        raise ParameterError(f"parameter {name} has strides {p.stride()}: expected a dense tensor without overlap")
+
+
+def check_group(index: int, group: Mapping[str, Any]) -> None:
+    """Refuses hyper-parameters out of range, as torch does."""
+    beta1, beta2 = group["betas"]
+    ranges = {
+        "lr": (group["lr"], 0.0, math.inf),
+        "eps": (group["eps"], 0.0, math.inf),
+        "weight_decay": (group["weight_decay"], 0.0, math.inf),
+        "betas[0]": (beta1, 0.0, 1.0),
+        "betas[1]": (beta2, 0.0, 1.0),
+    }
+    for name, (value, low, high) in ranges.items():
+        if not low <= float(value) < high:
+            raise ConfigError(f"{name}={value!r} of group {index}: expected at least {low} and below {high}")
+    if group.get("amsgrad"):
+        raise ConfigError(f"amsgrad=True of group {index}: not in this version, expected False")
+
+
+def one_device(params: Iterable[tuple[str, nn.Parameter]]) -> torch.device:
+    """The device that all parameters share."""
+    device: torch.device | None = None
+    for name, p in params:
+        if device is not None and p.device != device:
+            raise ParameterError(f"parameter {name} is on {p.device}, others on {device}: expected one device")
+        device = p.device
+    if device is None:
+        raise ParameterError("no parameter requires a gradient: nothing to train")
+    return device

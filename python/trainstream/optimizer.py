@@ -1,0 +1,275 @@
+"""``OffloadAdamW``: a torch optimizer whose state and arithmetic are on the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import checks, guard
+from ._engine import ConfigError
+from .bridge import Bridge
+from .slots import Slot
+
+
+class OffloadAdamW(torch.optim.Optimizer):
+    """AdamW (or Adam) with fp32 master weights and moments in host memory.
+
+    Gradients leave the device while backward runs; :meth:`step` queues the updates on host threads and
+    returns at once; whoever reads a weight next waits for its update. Arithmetic follows
+    :class:`torch.optim.AdamW`: the largest difference after 20 fp32 steps is 3e-7 of the weight scale.
+
+    Args:
+        params: parameters or groups, float32, bfloat16 or float16, dense, all on one device. Frozen ones
+            are kept in their groups and left alone.
+        lr, betas, eps, weight_decay, maximize: as in :class:`torch.optim.AdamW`; read at each ``step()``.
+        decoupled: AdamW's decay; ``False`` is Adam with L2 in the gradient.
+        names: names of parameters for messages; numbers otherwise.
+        threads: update threads; ``None`` is this rank's share of the CPUs it may use.
+        pin: ``"auto"`` page-locks host memory and falls back, with a warning in the report, where the
+            driver refuses; ``True`` raises there; ``False`` never pins.
+        guard_params: reads of a weight outside its module wait for its update.
+        max_inflight_bytes: device memory that leaving gradients may hold before backward waits.
+
+    Raises:
+        ConfigError: an option or hyper-parameter is out of range.
+        ParameterError: a parameter cannot be trained, or there is none.
+        DeviceError: the device is absent; :class:`PinError` under ``pin=True``.
+        MemoryError: host memory is refused.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        amsgrad: bool = False,
+        decoupled: bool = True,
+        names: Mapping[nn.Parameter, str] | None = None,
+        threads: int | None = None,
+        pin: str | bool = "auto",
+        guard_params: bool = True,
+        max_inflight_bytes: int = 256 << 20,
+    ) -> None:
+        checks.check_engine_options(threads, pin, max_inflight_bytes)
+        self._bridge: Bridge | None = None
+        self._slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._names = WeakIdKeyDictionary(dict(names or {}))
+        self._guard_params, self._ranked = guard_params, 0
+        self._stats = {"guard_waits": 0}
+        self._handles: list[Any] = []
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize, amsgrad=amsgrad)
+        super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled})
+        for i, group in enumerate(self.param_groups):
+            checks.check_group(i, group)
+        trained = self._trained(self.param_groups)
+        for name, p in trained:
+            checks.check_parameter(name, p)
+        self._bridge = Bridge(checks.one_device(trained), threads, pin, max_inflight_bytes)
+        try:
+            self._adopt(trained)
+        except BaseException:
+            self._bridge.close()
+            raise
+
+    # ------------------------------------------------------------------ parameters
+    @property
+    def engine(self) -> Bridge:
+        """The engine, in tensors."""
+        assert self._bridge is not None
+        return self._bridge
+
+    def _name(self, p: nn.Parameter, group: int, index: int) -> str:
+        return self._names.get(p) or f"{index} of group {group}"
+
+    def _trained(self, groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, nn.Parameter]]:
+        return [
+            (self._name(p, g, i), p)
+            for g, group in enumerate(groups)
+            for i, p in enumerate(group["params"])
+            if p.requires_grad and p not in self._slots
+        ]
+
+    def _adopt(self, params: list[tuple[str, nn.Parameter]]) -> None:
+        numbers = self.engine.add_slots([p for _, p in params])
+        # All weights first: a copy that fails leaves no hook behind.
+        slots = [Slot(self.engine, number, name, p) for number, (name, p) in zip(numbers, params, strict=True)]
+        for slot in slots:
+            self._slots[slot.param] = slot
+            self._handles.append(slot.param.register_post_accumulate_grad_hook(_hook(slot)))
+            guard.watch(slot.param, functools.partial(self._guard_wait, slot))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; parameters of the group get host state at once."""
+        super().add_param_group(param_group)
+        if self._bridge is None:
+            return
+        try:
+            checks.check_group(len(self.param_groups) - 1, self.param_groups[-1])
+            trained = self._trained(self.param_groups)
+            for name, p in trained:
+                checks.check_parameter(name, p)
+            self._adopt(trained)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    # ------------------------------------------------------------------ waiting
+    def wait_for(self, slots: Iterable[Slot]) -> None:
+        """The current stream sees the updates of these slots."""
+        pending = [slot for slot in slots if slot.pending]
+        if pending:
+            self.engine.ready([slot.number for slot in pending])
+            for slot in pending:
+                slot.settled()
+
+    def enter_module(self, slots: list[Slot]) -> None:
+        """Called before a module's forward: waits for its weights, and learns the order of use."""
+        for slot in slots:
+            if slot.rank is None:
+                slot.rank, self._ranked = self._ranked, self._ranked + 1
+        self.wait_for(slots)
+
+    def _guard_wait(self, slot: Slot) -> None:
+        self._stats["guard_waits"] += 1
+        self.wait_for([slot])
+
+    def synchronize(self) -> None:
+        """Waits until all gradients have arrived and all updates are done, and raises what went wrong."""
+        self.engine.drain()
+        self.wait_for(self._slots.values())
+
+    # ------------------------------------------------------------------ step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Queues one update of every parameter that has a gradient, and returns at once.
+
+        Returns:
+            What ``closure`` returned, if one was given.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.engine.check()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        late = [(name, p) for name, p in self._trained(self.param_groups) if p.grad is not None]
+        for name, p in late:  # unfrozen after wrap
+            checks.check_parameter(name, p)
+        self._adopt(late)
+        work: list[tuple[Slot, int]] = []
+        hypers = []
+        for g, group in enumerate(self.param_groups):
+            checks.check_group(g, group)
+            hypers.append(_hyper(group))
+            for p in group["params"]:
+                if p.grad is not None and p in self._slots:
+                    work.append((self._slots[p], g))
+        self.wait_for(slot for slot, _ in work)
+        for slot, _ in work:
+            slot.take_gradient()
+            slot.adopt_changes()
+        # In the order of the next forward, so that it can start while later updates still run.
+        work.sort(key=lambda item: (item[0].rank is None, item[0].rank))
+        self.engine.reap()
+        self.engine.update([(slot.number, slot.param, g) for slot, g in work], hypers)
+        for slot, _ in work:
+            slot.updated(self._guard_params)
+
+    # ------------------------------------------------------------------ state
+    def state_dict(self) -> dict[str, Any]:
+        """torch's AdamW state dict, with a fp32 ``master`` beside the moments. Tensors are copies on the CPU."""
+        if self._healthy():
+            self.engine.drain()
+        try:
+            for p, slot in self._slots.items():
+                if state := slot.state():
+                    self.state[p] = state
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def _healthy(self) -> bool:
+        # After a failure the state can still be read and saved.
+        try:
+            self.engine.check()
+        except RuntimeError:
+            return False
+        return True
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state dict of this class or of :class:`torch.optim.AdamW`; all or nothing.
+
+        Raises:
+            ValueError: groups do not match (torch's check).
+            ParameterError: a state lacks an entry or has the wrong shape, named by parameter.
+        """
+        self.synchronize()
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        ours = [p for group in self.param_groups for p in group["params"]]
+        loads = []
+        if len(saved) == len(ours):  # else torch's loader says what differs
+            for i, p in zip(saved, ours, strict=True):
+                state = state_dict["state"].get(i, {})
+                if p in self._slots:
+                    self._slots[p].check_state(state)
+                    loads.append((self._slots[p], state))
+                elif state and p.requires_grad:
+                    raise ConfigError(f"parameter {i} of the state dict has no host state here")
+        for i, group in enumerate(state_dict["param_groups"]):
+            checks.check_group(i, {**self.defaults, **group})
+        decoupled = [group["decoupled_weight_decay"] for group in self.param_groups]
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for group, value in zip(self.param_groups, decoupled, strict=True):
+            group.setdefault("decoupled_weight_decay", value)
+        for slot, state in loads:
+            slot.load_state(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and bytes of the engine; see :func:`trainstream.memory_report`."""
+        report = self.engine.report()
+        state_bytes = report["host_master_bytes"] + report["host_moment_bytes"]
+        return {"mode": "cpu", "host_state_bytes": state_bytes, **self._stats, **report}
+
+    def detach(self) -> None:
+        """Ends offloading: weights are final, gradients are plain tensors again, threads are gone."""
+        try:
+            self.synchronize()
+            for p, slot in self._slots.items():
+                if p.grad is not None and p.grad is slot.grad:
+                    p.grad = slot.grad.materialize()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            for slot in self._slots.values():
+                slot.settled()
+            self._slots.clear()
+            self.engine.close()
+
+
+def _hook(slot: Slot) -> Callable[[Tensor], None]:
+    return lambda _: slot.take_gradient()
+
+
+def _hyper(group: Mapping[str, Any]) -> tuple[float, float, float, float, float, bool, bool]:
+    beta1, beta2 = group["betas"]
+    return (
+        float(group["lr"]),
+        float(beta1),
+        float(beta2),
+        float(group["eps"]),
+        float(group["weight_decay"]),
+        bool(group.get("decoupled_weight_decay", True)),
+        bool(group["maximize"]),
+    )

@@ -1,0 +1,139 @@
+"""One trained parameter and its host state, seen from Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import guard
+from ._engine import DeviceError, ParameterError
+from .bridge import Bridge, address
+from .grads import StreamedGrad
+
+ARRAYS = ("exp_avg", "exp_avg_sq", "master")
+
+
+class Slot:
+    """Ties a parameter to its engine slot.
+
+    Attributes:
+        grad: the live gradient; ``p.grad`` counts only while it is this very object.
+        pending: an update was queued that the compute stream may not see yet.
+        rank: position in the first forward; updates run in that order.
+    """
+
+    def __init__(self, bridge: Bridge, number: int, name: str, param: nn.Parameter) -> None:
+        self._bridge, self.number, self.name, self.param = bridge, number, name, param
+        self._dtype = param.dtype
+        self.grad: StreamedGrad | None = None
+        self.pending = False
+        self.rank: int | None = None
+        bridge.load_weight(number, param)
+        self._saw_weight()
+
+    def _saw_weight(self) -> None:
+        self._version, self._address = self.param._version, address(self.param)
+
+    def push_gradient(self, grad: Tensor, *, add: bool) -> None:
+        """Sends a gradient to the host, as a new one or to be added."""
+        self._bridge.push_gradient(self.number, grad, self.param, add=add)
+
+    def take_gradient(self) -> None:
+        """If ``p.grad`` is a plain tensor, sends it to the host and leaves a :class:`StreamedGrad`."""
+        grad = self.param.grad
+        if grad is None or grad is self.grad:
+            return
+        if isinstance(grad, StreamedGrad):
+            grad = grad.materialize()
+        if grad.layout != torch.strided:
+            raise ParameterError(
+                f"gradient of {self.name} has layout {grad.layout}: only dense gradients can be trained "
+                "(for nn.Embedding, use sparse=False)"
+            )
+        self.push_gradient(grad, add=False)
+        self.grad = StreamedGrad(self)
+        self.param.grad = self.grad
+
+    def read_gradient(self) -> Tensor:
+        """The gradient on the parameter's device."""
+        return self._bridge.gradient(self.number, self.param)
+
+    def write_gradient(self, value: Tensor) -> None:
+        """Replaces the gradient."""
+        self._bridge.set_gradient(self.number, value, self.param)
+
+    def adopt_changes(self) -> None:
+        """Takes over what somebody else wrote to the weight since our last update.
+
+        Where the weight still is the rounding of the master, the master keeps its precision.
+        """
+        p = self.param
+        if p.device != self._bridge.device:
+            raise DeviceError(
+                f"parameter {self.name} is on {p.device}, its state belongs to {self._bridge.device}: "
+                "it was moved off the GPU after wrap()"
+            )
+        if p.dtype != self._dtype:
+            raise ParameterError(f"parameter {self.name} was {self._dtype} at wrap() and is {p.dtype} now: wrap again")
+        if (p._version, address(p)) == (self._version, self._address):
+            return
+        if p.dtype == torch.float32:
+            self._bridge.load_weight(self.number, p)
+        else:
+            weight = p.detach().cpu()
+            master = self._bridge.array(self.number, "master", p)
+            merged = torch.where(master.to(weight.dtype) == weight, master, weight.float())
+            self._bridge.set_array(self.number, "master", merged, p)
+        self._saw_weight()
+
+    def updated(self, guarded: bool) -> None:
+        """Notes that an update is on its way to the weight."""
+        torch.autograd.graph.increment_version(self.param)
+        self._saw_weight()
+        self.pending = True
+        if guarded:
+            guard.raise_guard(self.param)
+
+    def settled(self) -> None:
+        """Notes that the compute stream sees the update."""
+        self.pending = False
+        guard.lower_guard(self.param)
+
+    def state(self) -> dict[str, Any]:
+        """torch's AdamW state of this parameter, plus ``master``; empty before the first update."""
+        step = self._bridge.step(self.number)
+        if step == 0:
+            return {}
+        arrays = {name: self._bridge.array(self.number, name, self.param) for name in ARRAYS}
+        return {"step": torch.tensor(float(step)), **arrays}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises if :meth:`load_state` could not take ``state``."""
+        if not state:
+            return
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            if key not in state:
+                raise ParameterError(f"state of {self.name} has no {key!r}")
+        step = state["step"]
+        try:
+            valid = float(step) >= 0 and float(step).is_integer()
+        except (TypeError, ValueError, RuntimeError):
+            valid = False
+        if not valid:
+            raise ParameterError(f"state of {self.name}: step is {step!r}, expected a whole number of at least 0")
+        for key in ARRAYS:
+            value = state.get(key)
+            if value is not None and (not isinstance(value, Tensor) or value.shape != self.param.shape):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ParameterError(f"state of {self.name}: {key} is {got}, expected {tuple(self.param.shape)}")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Replaces the state by torch's; an empty one means never updated."""
+        for key in ("exp_avg", "exp_avg_sq"):
+            self._bridge.set_array(self.number, key, state.get(key, torch.zeros(())), self.param)
+        self._bridge.set_step(self.number, int(state.get("step", 0)))
+        if self._dtype != torch.float32 and "master" in state:
+            self._bridge.set_array(self.number, "master", state["master"], self.param)
+            self._version = -1  # the weights may be loaded before or after: reconcile at the next step
