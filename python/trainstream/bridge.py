@@ -41,7 +41,7 @@ class Bridge:
 
     def __init__(self, device: torch.device, threads: int | None, pin: str | bool, max_inflight_bytes: int) -> None:
         self.device = device
-        self._engine = _engine.Engine(str(device), threads, str(pin), _faults.get())
+        self._engine = _engine.Engine(str(device), threads, str(pin), _faults.get() or None)
         self._max_inflight_bytes = max_inflight_bytes
         self._inflight: list[tuple[_engine.Transfer, Tensor]] = []
         _open.add(self)
