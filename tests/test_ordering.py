@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
 import trainstream
-from models import Mlp, adamw, assert_equal, weights
+from models import Mlp, adamw, assert_equal, step, twins, weights
 from trainstream.bridge import Bridge, inject
 
 SEEDS = range(50)
@@ -99,3 +101,19 @@ def test_inflight_limit_does_not_show(limit: int, undelayed: dict[str, torch.Ten
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainstream, "wrap", limited)
         assert_equal(run(7), undelayed)
+
+
+def test_dropped_model_outlives_its_updates() -> None:
+    """A parameter dies only after the update that was on its way to it, when model and optimizer are dropped."""
+    seen: list[torch.Tensor] = []
+    with inject(seed=1, max_delay_us=20000):
+        reference, plain, model, ours = twins(Mlp)
+    step(reference, plain)
+    step(model, ours)
+    with torch._C.DisableTorchFunctionSubclass():  # look at the memory without waiting
+        memory = model.head.weight.detach()
+    death = weakref.ref(model.head.weight, lambda _: seen.append(memory.clone()))
+    del model, ours
+    gc.collect()
+    assert death() is None and len(seen) == 1
+    assert (seen[0] - reference.head.weight.detach()).abs().max() <= 3e-7

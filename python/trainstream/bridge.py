@@ -44,6 +44,7 @@ class Bridge:
         self._engine = _engine.Engine(str(device), threads, str(pin), _faults.get() or None)
         self._max_inflight_bytes = max_inflight_bytes
         self._inflight: list[tuple[_engine.Transfer, Tensor]] = []
+        self._weights: list[Tensor] = []  # uploads write to them: they must outlive the engine
         _open.add(self)
 
     def _stream(self) -> int:
@@ -51,7 +52,9 @@ class Bridge:
 
     def add_slots(self, params: Sequence[Tensor]) -> list[int]:
         """Host state for these parameters, as slot numbers."""
-        return self._engine.add_slots([(p.numel(), dtype_name(p.dtype)) for p in params])
+        numbers = self._engine.add_slots([(p.numel(), dtype_name(p.dtype)) for p in params])
+        self._weights.extend(params)
+        return numbers
 
     def load_weight(self, slot: int, weight: Tensor) -> None:
         """Master := weight (waits)."""
@@ -139,6 +142,7 @@ class Bridge:
             self.drain()
         self._engine.close()
         self._inflight.clear()
+        self._weights.clear()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

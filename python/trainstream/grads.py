@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ class StreamedGrad(Tensor):
         RuntimeError: when used after a later backward has replaced it.
     """
 
-    slot: Slot
+    _slot: weakref.ref[Slot]
     #: The plain tensor that took this gradient's place, once there was a view of it.
     returned: Tensor | None
 
@@ -36,8 +37,16 @@ class StreamedGrad(Tensor):
         self = Tensor._make_wrapper_subclass(
             cls, p.shape, strides=p.stride(), dtype=p.dtype, device=p.device, layout=p.layout
         )
-        self.slot, self.returned = slot, None
+        # Weak: p.grad is a reference that the garbage collector cannot follow.
+        self._slot, self.returned = weakref.ref(slot), None
         return self
+
+    @property
+    def slot(self) -> Slot:
+        """The parameter's slot."""
+        if (slot := self._slot()) is None:
+            raise RuntimeError("this gradient's optimizer is gone, and the gradient with it")
+        return slot
 
     def materialize(self) -> Tensor:
         """A plain tensor with this gradient's values, on the parameter's device."""

@@ -54,9 +54,10 @@ class GuardedParameter(nn.Parameter):
             return func(*args, **kwargs)
 
 
-def wait(param: Tensor) -> None:
-    """Waits for the update of a guarded parameter."""
+def wait(param: nn.Parameter) -> None:
+    """Waits for the update of a guarded parameter. One whose optimizer is gone has nothing to wait for."""
     _waiters[param]()
+    lower_guard(param)
 
 
 def watch(param: nn.Parameter, waiter: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -74,6 +74,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         for name, p in trained:
             checks.check_parameter(name, p)
         self._bridge = Bridge(checks.one_device(trained), threads, pin, max_inflight_bytes)
+        weakref.finalize(self, self._bridge.close).atexit = False  # the bridge sees to that itself
         try:
             self._adopt(trained)
         except BaseException:
@@ -105,7 +106,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         for slot in slots:
             self._slots[slot.param] = slot
             self._handles.append(slot.param.register_post_accumulate_grad_hook(_hook(slot)))
-            guard.watch(slot.param, functools.partial(self._guard_wait, slot))
+            guard.watch(slot.param, _waiter(self, slot))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; parameters of the group get host state at once."""
@@ -258,8 +259,25 @@ class OffloadAdamW(torch.optim.Optimizer):
             self.engine.close()
 
 
+# What hangs on a parameter holds us weakly: torch does not look for cycles through its own memory.
 def _hook(slot: Slot) -> Callable[[Tensor], None]:
-    return lambda _: slot.take_gradient()
+    weak = weakref.ref(slot)
+
+    def hook(_: Tensor) -> None:
+        if (ours := weak()) is not None:
+            ours.take_gradient()
+
+    return hook
+
+
+def _waiter(optimizer: OffloadAdamW, slot: Slot) -> Callable[[], None]:
+    weak_optimizer, weak_slot = weakref.ref(optimizer), weakref.ref(slot)
+
+    def wait() -> None:
+        if (ours := weak_optimizer()) is not None and (waited := weak_slot()) is not None:
+            ours._guard_wait(waited)
+
+    return wait
 
 
 def _hyper(group: Mapping[str, Any]) -> tuple[float, float, float, float, float, bool, bool]:

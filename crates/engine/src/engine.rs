@@ -303,10 +303,15 @@ impl Engine {
         self.queue().check()
     }
 
-    /// Finishes what is queued and stops the worker. Later calls answer [`Error::Closed`].
+    /// Finishes what is queued and stops the worker; afterwards no copy touches device memory any more.
+    /// Later calls answer [`Error::Closed`].
     pub fn close(&self) {
-        if self.own_process().is_ok() {
-            self.queue().close();
+        if self.own_process().is_err() {
+            return;
+        }
+        self.queue().close();
+        for entry in self.entries.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            entry.lock().settle();
         }
     }
 

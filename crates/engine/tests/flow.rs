@@ -35,10 +35,11 @@ fn wait(mut ask: impl FnMut() -> Result<Waited>) -> Result<()> {
 
 /// Five steps of two gradients each; the memory of each gradient is overwritten as soon as it has left.
 fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
+    // Declared first, dropped last: the engine may write to them until it is gone.
+    let weights: Vec<_> = SIZES.iter().map(|&n| values(n, 1)).collect();
     let engine = engine(faults, Pin::Auto)?;
     let specs: Vec<_> = SIZES.iter().map(|&numel| SlotSpec { numel, weight: DType::F32 }).collect();
     let slots = engine.add_slots(&specs)?;
-    let weights: Vec<_> = SIZES.iter().map(|&n| values(n, 1)).collect();
     for (&slot, w) in slots.iter().zip(&weights) {
         engine.load_weight(slot, range(w), STREAM)?;
     }
@@ -55,6 +56,7 @@ fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
         engine.update(&updates, STREAM)?;
         wait(|| engine.ready(&slots, STREAM, Duration::from_millis(10)))?;
     }
+    engine.close();
     Ok(weights)
 }
 
@@ -95,8 +97,9 @@ fn a_failed_copy_is_told_at_the_latest_by_the_next_wait() {
 
 #[test]
 fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
+    let weight = values(3, 1);
     let engine = engine(Faults { panic_job: Some(0), ..Faults::default() }, Pin::Auto).unwrap();
-    let (slot, weight) = (engine.add_slots(&[SlotSpec { numel: 3, weight: DType::F32 }]).unwrap()[0], values(3, 1));
+    let slot = engine.add_slots(&[SlotSpec { numel: 3, weight: DType::F32 }]).unwrap()[0];
     engine.load_weight(slot, range(&weight), STREAM).unwrap();
     engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], STREAM).unwrap();
     let error = wait(|| engine.drain(Duration::from_millis(10))).unwrap_err();

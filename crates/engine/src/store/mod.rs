@@ -168,6 +168,14 @@ impl Slot {
         }
     }
 
+    /// Waits for all that is away, however it ends.
+    pub fn settle(&mut self) {
+        let holdings = [Some(&mut self.master), Some(&mut self.gradient), self.wire.as_mut()];
+        for holding in holdings.into_iter().flatten() {
+            let _ = holding.settle();
+        }
+    }
+
     /// Sets the master from weights that came back into [`Slot::upload`].
     pub fn adopt_upload(&mut self, level: Level) -> Result<()> {
         if let Some(wire) = &mut self.wire {
