@@ -60,10 +60,6 @@ class Bridge:
         """Master := weight (waits)."""
         self._engine.load_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
 
-    def store_weight(self, slot: int, weight: Tensor) -> None:
-        """Weight := master, in stream order."""
-        self._engine.store_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
-
     def push_gradient(self, slot: int, grad: Tensor, like: Tensor, *, add: bool) -> None:
         """Starts a gradient's way to the host and keeps its memory until it has arrived."""
         if grad.stride() != like.stride() or grad.dtype != like.dtype:

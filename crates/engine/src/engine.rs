@@ -16,9 +16,9 @@ use crate::stats::Stats;
 use crate::store::{Array, Slot, SlotSpec};
 use crate::threads;
 
-/// Consecutive parameters are updated together until a bucket has this many elements: large enough for
+/// Consecutive parameters are updated together until their weights have this many bytes: large enough for
 /// all threads, small enough that the next forward need not wait for much it does not use.
-const BUCKET: usize = 4 << 20;
+const BUCKET_BYTES: usize = 16 << 20;
 /// Gradients that may wait in staging to be added; the caller sleeps beyond that.
 const STAGING_BYTES: usize = 256 << 20;
 
@@ -107,17 +107,6 @@ impl Engine {
         slot.upload().region().map(|_| ())
     }
 
-    /// Sends the master to the weight on the device, after what `stream` has queued.
-    pub fn store_weight(&self, slot: usize, weight: DeviceRange, stream: ComputeStream) -> Result<()> {
-        self.usable()?;
-        let entry = self.at_rest(slot)?;
-        let shared = self.shared();
-        let fence = shared.device.fence(stream)?;
-        let mut slot = self.matching(slot, &entry, weight)?;
-        slot.fill_upload(shared.level)?;
-        entry.send(&mut slot, shared, weight, &fence)
-    }
-
     /// Queues a gradient's way to the host: as a new one, or (`add`) to be added to the one that is there.
     /// The device memory must stay as it is until the completion is done.
     pub fn push_gradient(
@@ -174,11 +163,11 @@ impl Engine {
         }
         let mut parts = parts.into_iter().peekable();
         while parts.peek().is_some() {
-            let (mut bucket, mut elements) = (Vec::new(), 0);
-            while elements < BUCKET
+            let (mut bucket, mut bytes) = (Vec::new(), 0);
+            while bytes < BUCKET_BYTES
                 && let Some(part) = parts.next()
             {
-                elements += part.weight.bytes() / 4;
+                bytes += part.weight.bytes();
                 bucket.push(part);
             }
             let entries: Vec<_> = bucket.iter().map(|part| Arc::clone(&part.entry)).collect();

@@ -25,3 +25,6 @@ pub mod threads;
 
 pub use engine::{Engine, Options};
 pub use error::{Error, Result};
+
+/// The optional features of this build.
+pub const FEATURES: &[&str] = if cfg!(feature = "cuda") { &["cuda"] } else { &[] };

@@ -72,11 +72,6 @@ impl PyEngine {
         enter(py, || self.0.load_weight(slot, tensor::range(address, bytes), ComputeStream(stream)))
     }
 
-    /// Sends a master to its weight.
-    fn store_weight(&self, py: Python<'_>, slot: usize, address: u64, bytes: usize, stream: u64) -> PyResult<()> {
-        enter(py, || self.0.store_weight(slot, tensor::range(address, bytes), ComputeStream(stream)))
-    }
-
     /// Queues a gradient's way to the host.
     fn push_gradient(
         &self,

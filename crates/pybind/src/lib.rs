@@ -33,7 +33,7 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyDict>> {
     let info = pyo3::types::PyDict::new(py);
     info.set_item("version", env!("CARGO_PKG_VERSION"))?;
     info.set_item("profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
-    info.set_item("features", ["cuda"])?;
+    info.set_item("features", trainstream_engine::FEATURES)?;
     info.set_item("cpu", Level::detect().map_err(errors::raise)?.name())?;
     info.set_item("cpu_available", Level::available().iter().map(|l| l.name()).collect::<Vec<_>>())?;
     Ok(info)

@@ -12,7 +12,7 @@ pub use holding::Holding;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::{Arena, Region};
-use crate::optim::{Chunk, Level, Source, Target, accumulate, narrow, widen};
+use crate::optim::{Chunk, Level, Source, Target, accumulate, widen};
 
 /// What a slot must hold.
 #[derive(Debug, Clone, Copy)]
@@ -180,14 +180,6 @@ impl Slot {
     pub fn adopt_upload(&mut self, level: Level) -> Result<()> {
         if let Some(wire) = &mut self.wire {
             widen(level, source(wire.region()?, self.spec.weight), self.master.region()?.as_mut_slice());
-        }
-        Ok(())
-    }
-
-    /// Renews [`Slot::upload`] from the master.
-    pub fn fill_upload(&mut self, level: Level) -> Result<()> {
-        if let Some(wire) = &mut self.wire {
-            narrow(level, self.master.region()?.as_slice(), target(wire.region()?, self.spec.weight));
         }
         Ok(())
     }
