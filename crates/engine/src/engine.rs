@@ -90,7 +90,7 @@ impl Engine {
         let mut regions = self.shared().arena.reserve(&sizes, &self.shared().pool)?.into_iter();
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let first = entries.len();
-        entries.extend(specs.iter().map(|&spec| Arc::new(Entry::new(Slot::new(spec, &mut regions)))));
+        entries.extend((first..).zip(specs).map(|(i, &spec)| Arc::new(Entry::new(i, Slot::new(spec, &mut regions)))));
         Ok((first..entries.len()).collect())
     }
 
@@ -203,8 +203,38 @@ impl Engine {
         self.queue().wait(self.queue().queued(), slice)
     }
 
-    /// Runs `f` on one array of a slot at rest. Works after a failure too, so that nothing is lost.
-    pub fn with_array<T>(&self, slot: usize, which: Array, f: impl FnOnce(&mut [f32]) -> T) -> Result<T> {
+    /// Takes over a weight that somebody else may have changed, and waits. Where it still is the rounding of its
+    /// master, the master keeps its precision.
+    pub fn merge_weight(&self, slot: usize, weight: DeviceRange, stream: ComputeStream) -> Result<()> {
+        self.usable()?;
+        let entry = self.at_rest(slot)?;
+        let shared = self.shared();
+        let precise = self.matching(slot, &entry, weight)?.precise();
+        if !precise {
+            return self.load_weight(slot, weight, stream);
+        }
+        let fence = shared.device.fence(stream)?;
+        Stats::add(&shared.stats.bytes_out, weight.bytes());
+        let (theirs, outcome) = shared.device.copy_out(weight, shared.take_staging(weight.bytes())?, &fence).wait();
+        outcome.map(|()| entry.lock().merge(shared.level, &theirs))?;
+        shared.give_staging(theirs);
+        Ok(())
+    }
+
+    /// Reads an array of a slot as fp32. Works after a failure too, so that nothing is lost.
+    pub fn read_array(&self, slot: usize, which: Array, to: &mut [f32]) -> Result<()> {
+        let entry = self.resting(slot, to.len())?;
+        entry.lock().read(self.shared().level, which, to)
+    }
+
+    /// Replaces an array of a slot by fp32 values, rounded to nearest where it is kept in 16 bits.
+    pub fn write_array(&self, slot: usize, which: Array, from: &[f32]) -> Result<()> {
+        let entry = self.resting(slot, from.len())?;
+        entry.lock().write(self.shared().level, which, from)
+    }
+
+    /// The entry of a slot of `numel` elements, at rest even after a failure.
+    fn resting(&self, slot: usize, numel: usize) -> Result<Arc<Entry>> {
         self.own_process()?;
         let entry = self.entry(slot)?;
         // After a failure the queue drops its jobs: waiting for the number is enough.
@@ -213,8 +243,12 @@ impl Engine {
             let _ = self.queue().wait(number, Duration::from_millis(100));
             std::thread::yield_now();
         }
-        let mut slot = entry.lock();
-        Ok(f(slot.array(which)))
+        let expected = entry.lock().spec.numel;
+        if numel == expected {
+            Ok(entry)
+        } else {
+            Err(Error::Slot { slot, why: format!("got {numel} elements, expected {expected}") })
+        }
     }
 
     /// Reads the gradient of a slot as fp32.

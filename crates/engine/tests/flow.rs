@@ -6,8 +6,10 @@ use trainstream_engine::device::{ComputeStream, DeviceRange, Faults};
 use trainstream_engine::engine::Update;
 use trainstream_engine::flow::Waited;
 use trainstream_engine::host::Pin;
-use trainstream_engine::optim::{Chunk, Consts, Hyper, Level, Source, Target, update};
-use trainstream_engine::store::{Array, SlotSpec};
+use trainstream_engine::optim::{
+    Chunk, Consts, Hyper, Level, Moments, Noise, Slices, Source, Target, Weights, update,
+};
+use trainstream_engine::store::{Array, Master, SlotSpec};
 use trainstream_engine::{Engine, Error, Options, Result, dtype::DType};
 
 const STREAM: ComputeStream = ComputeStream(0);
@@ -17,6 +19,10 @@ const SIZES: [usize; 4] = [1, 1000, 300_007, 64];
 
 fn engine(faults: Faults, pin: Pin) -> Result<Engine> {
     Engine::new(Options { device: "cpu".into(), threads: Some(2), pin, faults: Some(faults) })
+}
+
+fn spec(numel: usize, weight: DType) -> SlotSpec {
+    SlotSpec { numel, weight, master: Master::F32, bf16_moments: false, amsgrad: false }
 }
 
 fn range(memory: &[f32]) -> DeviceRange {
@@ -38,7 +44,7 @@ fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
     // Declared first, dropped last: the engine may write to them until it is gone.
     let weights: Vec<_> = SIZES.iter().map(|&n| values(n, 1)).collect();
     let engine = engine(faults, Pin::Auto)?;
-    let specs: Vec<_> = SIZES.iter().map(|&numel| SlotSpec { numel, weight: DType::F32 }).collect();
+    let specs: Vec<_> = SIZES.iter().map(|&numel| spec(numel, DType::F32)).collect();
     let slots = engine.add_slots(&specs)?;
     for (&slot, w) in slots.iter().zip(&weights) {
         engine.load_weight(slot, range(w), STREAM)?;
@@ -69,8 +75,13 @@ fn updates_equal_the_arithmetic_applied_directly() {
             let grad: Vec<f32> =
                 values(n, step * 7 + 3).iter().zip(values(n, step * 7 + 4)).map(|(a, b)| a + b).collect();
             let consts = Consts::new(&HYPER, step as u64 + 1, 1.0);
-            let (grad, weight) = (Source::F32(&grad), Target::None);
-            update(Level::Scalar, Chunk { master: &mut w, exp_avg: &mut m, exp_avg_sq: &mut v, grad, weight }, &consts);
+            let chunk = Chunk {
+                weights: Weights::Master { master: &mut w, weight: Target::None },
+                moments: Moments::F32(Slices { exp_avg: &mut m, exp_avg_sq: &mut v, max_exp_avg_sq: None }),
+                grad: Source::F32(&grad),
+                noise: Noise::new(0, 0),
+            };
+            update(Level::Scalar, chunk, &consts);
         }
         assert_eq!(ours, &w);
     }
@@ -99,7 +110,7 @@ fn a_failed_copy_is_told_at_the_latest_by_the_next_wait() {
 fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
     let weight = values(3, 1);
     let engine = engine(Faults { panic_job: Some(0), ..Faults::default() }, Pin::Auto).unwrap();
-    let slot = engine.add_slots(&[SlotSpec { numel: 3, weight: DType::F32 }]).unwrap()[0];
+    let slot = engine.add_slots(&[spec(3, DType::F32)]).unwrap()[0];
     engine.load_weight(slot, range(&weight), STREAM).unwrap();
     engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], STREAM).unwrap();
     let error = wait(|| engine.drain(Duration::from_millis(10))).unwrap_err();
@@ -108,14 +119,16 @@ fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
         "{error}"
     );
     assert!(engine.update(&[], STREAM).is_err(), "stopped for good");
-    assert_eq!(engine.with_array(slot, Array::Master, |m| m.to_vec()).unwrap(), weight);
+    let mut master = vec![0.0; 3];
+    engine.read_array(slot, Array::Master, &mut master).unwrap();
+    assert_eq!(master, weight);
     engine.close();
 }
 
 #[test]
 fn a_refused_pin_is_an_error_only_if_the_user_insists() {
     let limit = || Faults { pin_limit: Some(4096), ..Faults::default() };
-    let specs = [SlotSpec { numel: 10_000, weight: DType::F32 }];
+    let specs = [spec(10_000, DType::F32)];
     assert!(matches!(engine(limit(), Pin::Always).unwrap().add_slots(&specs), Err(Error::Pin { .. })));
     let falls_back = engine(limit(), Pin::Auto).unwrap();
     falls_back.add_slots(&specs).unwrap();
@@ -126,7 +139,7 @@ fn a_refused_pin_is_an_error_only_if_the_user_insists() {
 #[test]
 fn closed_engines_and_wrong_sizes_are_refused() {
     let engine = engine(Faults::default(), Pin::Never).unwrap();
-    let slot = engine.add_slots(&[SlotSpec { numel: 4, weight: DType::F32 }]).unwrap()[0];
+    let slot = engine.add_slots(&[spec(4, DType::F32)]).unwrap()[0];
     let short = values(3, 0);
     assert!(matches!(engine.load_weight(slot, range(&short), STREAM), Err(Error::Slot { .. })));
     assert!(matches!(engine.load_weight(slot + 1, range(&short), STREAM), Err(Error::Slot { .. })));

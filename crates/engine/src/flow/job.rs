@@ -3,21 +3,18 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rayon::prelude::*;
-
 use crate::device::{Completion, Device, DeviceRange, Fence, Ticket};
 use crate::error::Result;
 use crate::host::{Arena, Region};
-use crate::optim::{Chunk, Consts, Hyper, Level, update};
+use crate::optim::{Consts, Hyper, Level, update_all};
 use crate::stats::Stats;
 use crate::store::Slot;
-
-/// Elements one thread updates before it takes the next piece.
-const PIECE: usize = 128 << 10;
 
 /// A slot and what its users must know without locking it.
 #[derive(Debug)]
 pub struct Entry {
+    /// Its place among the slots.
+    number: usize,
     /// Number of the last job that updates the slot.
     pub update_job: AtomicU64,
     /// The last upload of its weights.
@@ -27,8 +24,8 @@ pub struct Entry {
 
 impl Entry {
     /// An entry nobody waits for.
-    pub fn new(slot: Slot) -> Self {
-        Entry { update_job: AtomicU64::new(0), uploaded: Mutex::new(None), slot: Mutex::new(slot) }
+    pub fn new(number: usize, slot: Slot) -> Self {
+        Entry { number, update_job: AtomicU64::new(0), uploaded: Mutex::new(None), slot: Mutex::new(slot) }
     }
 
     /// The slot; waits for a worker that has it.
@@ -81,7 +78,8 @@ impl Shared {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_staging(&self, mut region: Region) {
+    /// Takes a staging region back.
+    pub fn give_staging(&self, mut region: Region) {
         if self.device.faults().is_some_and(|f| f.poisons()) {
             region.poison();
         }
@@ -151,35 +149,25 @@ impl Job {
     }
 }
 
-/// One parallel region over all pieces of all parameters of the bucket.
+/// Updates the parts and sends their weights.
 fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence) -> Result<()> {
     let mut slots: Vec<_> = parts.iter().map(|part| part.entry.lock()).collect();
-    let mut pieces = Vec::new();
+    let mut work = Vec::with_capacity(parts.len());
+    let mut last: Option<(Hyper, u64, Consts)> = None; // thousands of small parameters share their constants
     for (slot, part) in slots.iter_mut().zip(parts) {
-        let consts = Consts::new(&part.hyper, slot.step + 1, 1.0);
-        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk())?;
-        split(chunk, |piece| pieces.push((piece, consts)));
+        let step = slot.step + 1;
+        let consts = match last {
+            Some((hyper, at, consts)) if (hyper, at) == (part.hyper, step) => consts,
+            _ => Consts::new(&part.hyper, step, 1.0),
+        };
+        last = Some((part.hyper, step, consts));
+        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk(part.entry.number))?;
+        work.push((chunk, consts));
     }
-    Stats::timed(&shared.stats.update_ns, || {
-        let one = |(piece, consts): (Chunk<'_>, Consts)| update(shared.level, piece, &consts);
-        match pieces.len() {
-            1 => pieces.into_iter().for_each(one),
-            _ => shared.pool.install(|| pieces.into_par_iter().with_max_len(1).for_each(one)),
-        }
-    });
+    Stats::timed(&shared.stats.update_ns, || update_all(&shared.pool, shared.level, work));
     for (slot, part) in slots.iter_mut().zip(parts) {
         slot.step += 1;
         part.entry.send(slot, shared, part.weight, fence)?;
     }
     Ok(())
-}
-
-/// Cuts a chunk into pieces of [`PIECE`] elements.
-fn split<'a>(mut chunk: Chunk<'a>, mut each: impl FnMut(Chunk<'a>)) {
-    while chunk.master.len() > PIECE {
-        let (head, tail) = chunk.split_at(PIECE);
-        each(head);
-        chunk = tail;
-    }
-    each(chunk);
 }

@@ -87,13 +87,32 @@ impl<'a> Target<'a> {
     }
 }
 
-/// `sum += addend`, in single precision.
+/// `sum += addend`, in single precision. Returns the sum of squares of the new `sum`; see [`squares`].
 ///
 /// # Panics
 ///
 /// If the lengths differ, or if this CPU lacks `level`.
-pub fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) {
-    kernels::accumulate(level, sum, addend);
+pub fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) -> f64 {
+    kernels::accumulate(level, sum, addend)
+}
+
+/// The sum of squares, each exact and added in `f64`: it overflows for no finite input, so it is finite exactly
+/// if all elements are. The order of additions depends on the length alone.
+///
+/// # Panics
+///
+/// If this CPU lacks `level`.
+pub fn squares(level: Level, from: Source<'_>) -> f64 {
+    kernels::squares(level, from)
+}
+
+/// Reads everything, like [`squares`] but with next to no arithmetic: how fast the memory is.
+///
+/// # Panics
+///
+/// If this CPU lacks `level`.
+pub fn read_probe(level: Level, from: Source<'_>) -> u32 {
+    kernels::read_probe(level, from)
 }
 
 /// Widens `from` into `to`; exact.

@@ -5,13 +5,11 @@
 use super::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
-use reference::Kind::{self, Bf16, F16, F32};
-use reference::{Random, State};
+use reference::Kind::{Bf16, F16, F32};
+use reference::{Form, Layout, Random, State};
 
 mod reference;
 
-const GRADS: [Kind; 3] = [F32, Bf16, F16];
-const WEIGHTS: [Kind; 4] = [Kind::None, F32, Bf16, F16];
 const SIZES: [usize; 11] = [0, 1, 7, 8, 15, 16, 17, 31, 33, 257, 1000];
 
 fn hypers() -> Vec<Hyper> {
@@ -28,8 +26,8 @@ fn hypers() -> Vec<Hyper> {
 }
 
 /// Two steps at every level and naively; the bytes must agree, outside of the range as well.
-fn check(n: usize, start: usize, seed: u64, g: Kind, o: Kind, h: &Hyper) {
-    let fresh = State::random(n + start, seed, g, o);
+fn check(n: usize, start: usize, seed: u64, layout: Layout, h: &Hyper) {
+    let fresh = State::random(n + start, seed, layout);
     let mut expected = fresh.clone();
     for step in 1..=2 {
         expected.naive(start..start + n, h, step, 0.125);
@@ -37,19 +35,19 @@ fn check(n: usize, start: usize, seed: u64, g: Kind, o: Kind, h: &Hyper) {
     for level in Level::available() {
         let mut got = fresh.clone();
         for step in 1..=2 {
-            got.update(level, start..start + n, &Consts::new(h, step, 0.125));
+            got.update(level, start..start + n, step, &Consts::new(h, step, 0.125));
         }
-        assert!(got.bits() == expected.bits(), "{level:?} n={n} start={start} {g:?} {o:?} {h:?}");
+        assert!(got.bits() == expected.bits(), "{level:?} n={n} start={start} {layout:?} {h:?}");
     }
 }
 
 #[test]
 fn all_levels_equal_the_reference() {
     for h in hypers() {
-        for (g, o) in GRADS.into_iter().flat_map(|g| WEIGHTS.map(|o| (g, o))) {
+        for layout in Layout::all() {
             for n in SIZES {
                 for start in 0..4 {
-                    check(n, start, n as u64, g, o, &h);
+                    check(n, start, n as u64, layout, &h);
                 }
             }
         }
@@ -59,28 +57,29 @@ fn all_levels_equal_the_reference() {
 #[test]
 fn large_chunks_equal_the_reference() {
     let hypers = hypers();
-    for (i, (g, o)) in GRADS.into_iter().flat_map(|g| WEIGHTS.map(|o| (g, o))).enumerate() {
-        check((1 << 20) + 3, i % 4, i as u64, g, o, &hypers[i % hypers.len()]);
+    for (i, layout) in Layout::all().into_iter().enumerate() {
+        let n = [(1 << 18) + 3, 1 << 18, (1 << 18) - 1, 65_537][i % 4];
+        check(n, i % 3, i as u64, layout, &hypers[i % hypers.len()]);
     }
 }
 
 #[test]
 fn nan_and_infinity_propagate() {
     for h in hypers() {
-        for level in Level::available() {
-            for (g, o) in GRADS.into_iter().flat_map(|g| WEIGHTS.map(|o| (g, o))) {
-                let mut got = State::random(37, 5, g, o);
-                for (i, x) in [(3, f32::NAN), (20, f32::INFINITY), (35, f32::NEG_INFINITY), (36, -f32::NAN)] {
-                    got.grad[i] = x;
-                    got.half[i] = if g == F16 { f16::from_f32(x).to_bits() } else { bf16::from_f32(x).to_bits() };
-                }
-                let mut expected = got.clone();
-                expected.naive(0..37, &h, 1, 1.0);
-                got.update(level, 0..37, &Consts::new(&h, 1, 1.0));
-                assert_eq!(got.bits(), expected.bits(), "{level:?} {g:?} {o:?} {h:?}");
-                assert!([3, 20, 35, 36].into_iter().all(|i| got.w[i].is_nan()));
-                assert_eq!(got.w.iter().filter(|x| x.is_nan()).count(), 4);
+        for (level, layout) in Level::available().into_iter().flat_map(|l| Layout::all().into_iter().map(move |x| (l, x))) {
+            let mut got = State::random(37, 5, layout);
+            let payload = f32::from_bits(0x7fff_ffff);
+            for (i, x) in [(3, f32::NAN), (20, f32::INFINITY), (34, payload), (35, f32::NEG_INFINITY), (36, -payload)] {
+                got.grad.wide[i] = x;
+                got.grad.half[i] =
+                    if layout.grad == F16 { f16::from_f32(x).to_bits() } else { bf16::from_f32(x).to_bits() };
             }
+            let mut expected = got.clone();
+            expected.naive(0..37, &h, 1, 1.0);
+            got.update(level, 0..37, 1, &Consts::new(&h, 1, 1.0));
+            assert_eq!(got.bits(), expected.bits(), "{level:?} {layout:?} {h:?}");
+            let bad: Vec<_> = (0..37).filter(|&i| got.weights()[i].is_nan()).collect();
+            assert_eq!(bad, [3, 20, 34, 35, 36], "{level:?} {layout:?}");
         }
     }
 }
@@ -90,12 +89,12 @@ fn denormal_moments_are_flushed_unless_eps_is_zero() {
     for level in Level::available() {
         for eps in [1e-8, 0.0] {
             let h = Hyper { eps, ..hypers()[0] };
-            let mut s = State::random(40, 9, F32, Kind::None);
-            s.grad.fill(0.0);
-            s.m.fill(-f32::MIN_POSITIVE);
-            s.v.fill(f32::MIN_POSITIVE);
-            s.update(level, 0..40, &Consts::new(&h, 10, 1.0));
-            for (m, v) in s.m.iter().zip(&s.v) {
+            let mut s = State::random(40, 9, Layout::PLAIN);
+            s.grad.wide.fill(0.0);
+            s.m.wide.fill(-f32::MIN_POSITIVE);
+            s.v.wide.fill(f32::MIN_POSITIVE);
+            s.update(level, 0..40, 10, &Consts::new(&h, 10, 1.0));
+            for (m, v) in s.m.wide.iter().zip(&s.v.wide) {
                 if eps > 0.0 {
                     assert_eq!((m.to_bits(), v.to_bits()), (0, 0)); // +0, whatever the sign was
                 } else {
@@ -103,6 +102,47 @@ fn denormal_moments_are_flushed_unless_eps_is_zero() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn stochastic_rounding_is_unbiased() {
+    // 2^18 equal values between two neighbours: the mean of what is stored is the value, within the noise.
+    let n = 1 << 18;
+    let layout = Layout { form: Form::Bare, bf16_moments: true, ..Layout::PLAIN };
+    let h = Hyper { lr: 0.0, weight_decay: 0.0, beta1: 0.9, beta2: 0.9, ..hypers()[0] };
+    for step in [1, 2, 1000] {
+        let mut s = State::random(n, 1, layout);
+        let bits = |x: f32| bf16::from_f32(x).to_bits();
+        (s.grad.wide, s.m.half, s.v.half) = (vec![0.013; n], vec![bits(1.0); n], vec![bits(1.0); n]);
+        s.update(Level::detect().unwrap(), 0..n, step, &Consts::new(&h, step, 1.0));
+        for (stored, exact) in [(&s.m, 1.0 + 0.1 * (0.013 - 1.0)), (&s.v, 0.9 + 0.1 * 0.013f64.powi(2))] {
+            let values: Vec<f64> = (0..n).map(|i| stored.get(true, i).into()).collect();
+            let mean = values.iter().sum::<f64>() / n as f64;
+            let deviation = (values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64 / n as f64).sqrt();
+            assert!(deviation > 0.0 && (mean - exact).abs() < 4.0 * deviation, "step {step}: {mean} for {exact}");
+        }
+    }
+}
+
+#[test]
+fn random_words_look_independent() {
+    let n = 1 << 18u32;
+    let words = |parameter, step, first| (0..n).map(move |i| Noise::new(parameter, step).skip((first + i) as usize).word());
+    let here = || words(5, 9, 0);
+    // The deciding bits of the three windows, and of neighbours in element, step and parameter.
+    let pairs: [(&str, Vec<(u32, u32)>); 6] = [
+        ("moments", here().map(|w| (w >> 15, w >> 31)).collect()),
+        ("weight and exp_avg", here().map(|w| (w >> 23, w >> 15)).collect()),
+        ("weight and exp_avg_sq", here().map(|w| (w >> 23, w >> 31)).collect()),
+        ("elements", here().zip(words(5, 9, 1)).map(|(a, b)| (a >> 31, b >> 31)).collect()),
+        ("steps", here().zip(words(5, 10, 0)).map(|(a, b)| (a >> 15, b >> 15)).collect()),
+        ("parameters", here().zip(words(6, 9, 0)).map(|(a, b)| (a >> 31, b >> 31)).collect()),
+    ];
+    for (what, pairs) in pairs {
+        let equal = pairs.iter().filter(|(a, b)| (a ^ b) & 1 == 0).count() as f64;
+        let sigma = f64::from(n).sqrt() / 2.0;
+        assert!((equal - f64::from(n) / 2.0).abs() < 4.5 * sigma, "{what}: {equal} of {n}");
     }
 }
 
@@ -150,21 +190,86 @@ fn widening_matches_half_for_all_bits() {
 }
 
 #[test]
-fn accumulating_adds_in_single_precision() {
-    for level in Level::available() {
-        for n in SIZES {
-            for g in GRADS {
-                let s = State::random(n, 3, g, Kind::None);
-                let (mut sum, addend) = match g {
-                    Bf16 => (s.w.clone(), Source::Bf16(&s.half)),
-                    F16 => (s.w.clone(), Source::F16(&s.half)),
-                    _ => (s.w.clone(), Source::F32(&s.grad)),
+fn halves_of_a_master_are_exact_and_nearest() {
+    let from: Vec<f32> = awkward(1 << 18);
+    let (mut high, mut low, mut back) = (vec![0; from.len()], vec![0; from.len()], vec![0.0; from.len()]);
+    split(&from, &mut high, &mut low);
+    join(&high, &low, &mut back);
+    for (i, &x) in from.iter().enumerate() {
+        let (weight, nearest) = (bf16::from_bits(high[i]), bf16::from_f32(x));
+        assert_eq!((x.is_nan(), x.is_nan()), (back[i].is_nan(), weight.is_nan()), "{x:e}");
+        if !x.is_nan() {
+            assert_eq!(x.to_bits(), back[i].to_bits(), "{x:e}");
+            let tie = x.to_bits() & 0xffff == 0x8000;
+            assert!(weight == nearest || tie && weight.to_f32().abs() >= x.abs(), "{x:e} {weight} {nearest}");
+        }
+    }
+}
+
+#[test]
+fn accumulating_adds_in_single_precision_and_squares() {
+    for n in SIZES.into_iter().chain([100_003]) {
+        for layout in [F32, Bf16, F16].map(|grad| Layout { grad, ..Layout::PLAIN }) {
+            let mut squares_of = Vec::new();
+            for level in Level::available() {
+                let s = State::random(n, 3, layout);
+                let (mut sum, addend) = match layout.grad {
+                    Bf16 => (s.w.wide.clone(), Source::Bf16(&s.grad.half)),
+                    F16 => (s.w.wide.clone(), Source::F16(&s.grad.half)),
+                    _ => (s.w.wide.clone(), Source::F32(&s.grad.wide)),
                 };
                 let mut wide = vec![0.0; n];
                 widen(Level::Scalar, addend, &mut wide);
-                accumulate(level, &mut sum, addend);
-                assert!((0..n).all(|i| sum[i].to_bits() == (s.w[i] + wide[i]).to_bits()), "{level:?} {n} {g:?}");
+                let total = accumulate(level, &mut sum, addend);
+                assert!((0..n).all(|i| sum[i].to_bits() == (s.w.wide[i] + wide[i]).to_bits()), "{level:?} {n}");
+                assert_eq!(total.to_bits(), squares(level, Source::F32(&sum)).to_bits());
+                let exact: f64 = wide.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+                assert!((squares(level, addend) - exact).abs() <= 1e-11 * exact);
+                squares_of.push((total.to_bits(), squares(level, addend).to_bits()));
             }
+            assert!(squares_of.windows(2).all(|pair| pair[0] == pair[1]), "levels differ: {n} {layout:?}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_squares_are_right_on_a_wide_range_and_do_not_depend_on_threads() {
+    let mut r = Random(5);
+    // Magnitudes from 1e-30 to 1e30: squares overflow single precision and vanish in it.
+    let mut x: Vec<f32> = (0..3 * parallel::PIECE + 77).map(|_| r.float() * 10f32.powi((r.bits() % 61) as i32 - 30)).collect();
+    let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let pools = [1, 2, 3].map(|n| crate::threads::pool(n).unwrap());
+    let mut all = Vec::new();
+    for level in Level::available() {
+        all.extend(pools.iter().map(|pool| squares_all(pool, level, Source::F32(&x))));
+        for pool in &pools {
+            let mut sum = vec![0.0; x.len()];
+            all.push(accumulate_all(pool, level, &mut sum, Source::F32(&x)));
+        }
+    }
+    assert!(all.iter().all(|sum| sum.to_bits() == all[0].to_bits()), "{all:?}");
+    assert!((all[0] - exact).abs() < 1e-12 * exact, "{} {exact}", all[0]);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        x[parallel::PIECE + 5] = bad;
+        assert!(!squares_all(&pools[1], Level::detect().unwrap(), Source::F32(&x)).is_finite());
+    }
+}
+
+#[test]
+fn pieces_change_nothing() {
+    // Large, small and empty tensors together, on one to three threads.
+    let sizes = [5, 0, parallel::PIECE, 2 * parallel::PIECE + 33, 64, 64, 1, parallel::PIECE - 1, 200];
+    let h = &hypers()[0];
+    for layout in [Layout::PLAIN, Layout { form: Form::Bare, bf16_moments: true, amsgrad: true, grad: Bf16 }] {
+        let fresh: Vec<State> = sizes.iter().map(|&n| State::random(n, n as u64, layout)).collect();
+        let mut expected = fresh.clone();
+        expected.iter_mut().for_each(|s| s.naive(0..s.grad.wide.len(), h, 2, 1.0));
+        for threads in 1..=3 {
+            let mut got = fresh.clone();
+            let consts = Consts::new(h, 2, 1.0);
+            let work = got.iter_mut().map(|s| (s.chunk(0..s.grad.wide.len(), 2), consts)).collect();
+            update_all(&crate::threads::pool(threads).unwrap(), Level::detect().unwrap(), work);
+            assert!(got.iter().zip(&expected).all(|(a, b)| a.bits() == b.bits()), "{threads} threads, {layout:?}");
         }
     }
 }
@@ -184,25 +289,19 @@ fn levels_are_chosen_by_name() {
 }
 
 #[test]
-#[should_panic(expected = "grad and master differ in length")]
+#[should_panic(expected = "grad and weights differ in length")]
 fn unequal_lengths_are_refused() {
-    let (mut w, mut m, mut v) = ([0.0; 4], [0.0; 4], [0.0; 4]);
-    let chunk = Chunk {
-        master: &mut w,
-        exp_avg: &mut m,
-        exp_avg_sq: &mut v,
-        grad: Source::F32(&[0.0; 3]),
-        weight: Target::None,
-    };
+    let mut s = State::random(4, 0, Layout::PLAIN);
+    let chunk = Chunk { grad: Source::F32(&[0.0; 3]), ..s.chunk(0..4, 1) };
     update(Level::Scalar, chunk, &Consts::new(&hypers()[0], 1, 1.0));
 }
 
 proptest! {
     #[test]
     fn splitting_changes_nothing(
-        n in 0usize..600, cuts in prop::collection::vec(0usize..600, 0..5), seed: u64, g in 0usize..3, o in 0usize..4, h in 0usize..10,
+        n in 0usize..600, cuts in prop::collection::vec(0usize..600, 0..5), seed: u64, layout in 0usize..72, h in 0usize..10,
     ) {
-        let (h, fresh) = (hypers()[h], State::random(n, seed, GRADS[g], WEIGHTS[o]));
+        let (h, fresh) = (hypers()[h], State::random(n, seed, Layout::all()[layout]));
         let consts = Consts::new(&h, 3, 0.5);
         let mut expected = fresh.clone();
         expected.naive(0..n, &h, 3, 0.5);
@@ -211,7 +310,7 @@ proptest! {
         for level in Level::available() {
             let mut got = fresh.clone();
             for pair in cuts.windows(2) {
-                got.update(level, pair[0]..pair[1], &consts);
+                got.update(level, pair[0]..pair[1], 3, &consts);
             }
             prop_assert_eq!(got.bits(), expected.bits());
         }

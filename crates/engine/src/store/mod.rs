@@ -6,32 +6,63 @@
 #![forbid(unsafe_code)]
 
 mod holding;
+mod weights;
 
 pub use holding::Holding;
 
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::host::{Arena, Region};
-use crate::optim::{Chunk, Level, Source, Target, accumulate, widen};
+use crate::error::{Error, Result};
+use crate::host::{Arena, Plain, Region};
+use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate, narrow, widen};
+use weights::Weights;
+
+/// How the master of 16-bit weights is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Master {
+    /// In single precision.
+    F32,
+    /// In two 16-bit halves of which one is the weight; bfloat16 only.
+    Split,
+    /// Not at all: weights are rounded stochastically; bfloat16 only.
+    None,
+}
 
 /// What a slot must hold.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotSpec {
     /// Elements of the parameter.
     pub numel: usize,
     /// Element type of the weight on the device, and of its gradients.
     pub weight: DType,
+    /// How its master is kept; weights other than bfloat16 always have one in single precision.
+    pub master: Master,
+    /// Whether moments are bfloat16, rounded stochastically, instead of single precision.
+    pub bf16_moments: bool,
+    /// Whether the largest second moment is kept.
+    pub amsgrad: bool,
 }
 
-/// One of the fp32 arrays of a slot.
+impl SlotSpec {
+    fn master(self) -> Master {
+        if self.weight == DType::Bf16 { self.master } else { Master::F32 }
+    }
+
+    fn moment_bytes(self) -> usize {
+        self.numel * if self.bf16_moments { 2 } else { 4 }
+    }
+}
+
+/// One of the arrays of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Array {
-    /// fp32 master weights.
+    /// Master weights.
     Master,
     /// First moment.
     ExpAvg,
     /// Second moment.
     ExpAvgSq,
+    /// Largest second moment.
+    MaxExpAvgSq,
 }
 
 /// The host state of one parameter.
@@ -43,52 +74,50 @@ pub struct Slot {
     pub step: u64,
     /// Counts the gradients that were begun anew; a queued addend of an older one is dropped.
     pub generation: u64,
-    master: Holding,
+    weights: Weights,
     exp_avg: Region,
     exp_avg_sq: Region,
+    max_exp_avg_sq: Option<Region>,
     /// Gradient in the weight's type, as it arrived.
     gradient: Holding,
     /// fp32 sum, once a second gradient or an edited one came to a 16-bit slot.
     sum: Option<Region>,
     summed: bool,
-    /// 16-bit weights on their way to the device; fp32 weights are sent from the master itself.
-    wire: Option<Holding>,
 }
 
 impl Slot {
     /// Bytes of the regions [`Slot::new`] takes, in its order.
     pub fn sizes(spec: SlotSpec) -> Vec<usize> {
-        let (fp32, own) = (4 * spec.numel, spec.weight.size() * spec.numel);
-        let mut sizes = vec![fp32, fp32, fp32, own];
-        if spec.weight != DType::F32 {
-            sizes.push(own);
-        }
+        let mut sizes = Weights::sizes(spec);
+        sizes.resize(sizes.len() + if spec.amsgrad { 3 } else { 2 }, spec.moment_bytes());
+        sizes.push(spec.weight.size() * spec.numel);
         sizes
     }
 
     /// A slot over zeroed regions of [`Slot::sizes`].
     pub fn new(spec: SlotSpec, regions: &mut impl Iterator<Item = Region>) -> Self {
         let mut next = || regions.next().expect("one region per size");
-        let (master, exp_avg, exp_avg_sq, gradient) = (next(), next(), next(), next());
         Slot {
             spec,
             step: 0,
             generation: 0,
-            master: master.into(),
-            exp_avg,
-            exp_avg_sq,
-            gradient: gradient.into(),
+            weights: Weights::new(spec, &mut next),
+            exp_avg: next(),
+            exp_avg_sq: next(),
+            max_exp_avg_sq: spec.amsgrad.then(&mut next),
+            gradient: next().into(),
             sum: None,
             summed: false,
-            wire: (spec.weight != DType::F32).then(|| next().into()),
         }
     }
 
     /// Host bytes by use: master, moments, gradient (with its fp32 sum), wire.
     pub fn bytes(&self) -> [usize; 4] {
-        let (n, own) = (self.spec.numel, self.spec.weight.size() * self.spec.numel);
-        let wire = if self.wire.is_some() { own } else { 0 };
-        [4 * n, 8 * n, own + self.sum.as_ref().map_or(0, Region::bytes), wire]
+        let own = self.spec.weight.size() * self.spec.numel;
+        let weights: usize = Weights::sizes(self.spec).iter().sum();
+        let wire = if matches!(self.weights, Weights::Rounded { .. }) { own } else { 0 };
+        let moments = self.spec.moment_bytes() * if self.spec.amsgrad { 3 } else { 2 };
+        [weights - wire, moments, own + self.sum.as_ref().map_or(0, Region::bytes), wire]
     }
 
     /// Where a first gradient goes; begins a new generation.
@@ -100,27 +129,27 @@ impl Slot {
 
     /// Where the weights are sent from.
     pub fn upload(&mut self) -> &mut Holding {
-        self.wire.as_mut().unwrap_or(&mut self.master)
+        self.weights.upload()
     }
 
-    /// Waits for what is away, and shows all that an update works on.
-    pub fn chunk(&mut self) -> Result<Chunk<'_>> {
+    /// Waits for what is away, and shows all that update number `step` of slot `number` works on.
+    pub fn chunk(&mut self, number: usize) -> Result<Chunk<'_>> {
         let weight = self.spec.weight;
         let grad = if self.summed {
             Source::F32(self.sum.as_ref().expect("summed").as_slice())
         } else {
             source(self.gradient.region()?, weight)
         };
-        let target = match &mut self.wire {
-            Some(wire) => target(wire.region()?, weight),
-            None => Target::None,
-        };
+        let (exp_avg, exp_avg_sq, max) = (&mut self.exp_avg, &mut self.exp_avg_sq, &mut self.max_exp_avg_sq);
         Ok(Chunk {
-            master: self.master.region()?.as_mut_slice(),
-            exp_avg: self.exp_avg.as_mut_slice(),
-            exp_avg_sq: self.exp_avg_sq.as_mut_slice(),
+            weights: self.weights.chunk(weight)?,
+            moments: if self.spec.bf16_moments {
+                Moments::Bf16(slices(exp_avg, exp_avg_sq, max))
+            } else {
+                Moments::F32(slices(exp_avg, exp_avg_sq, max))
+            },
             grad,
-            weight: target,
+            noise: Noise::new(number as u64, self.step + 1),
         })
     }
 
@@ -159,29 +188,61 @@ impl Slot {
         Ok(())
     }
 
-    /// One of the fp32 arrays, here and at rest. A failed upload does not harm them.
-    pub fn array(&mut self, which: Array) -> &mut [f32] {
+    /// An array as fp32, at rest. A failed upload does not harm it.
+    pub fn read(&mut self, level: Level, which: Array, to: &mut [f32]) -> Result<()> {
+        if which == Array::Master {
+            self.weights.read(level, to);
+            return Ok(());
+        }
+        let dtype = if self.spec.bf16_moments { DType::Bf16 } else { DType::F32 };
+        widen(level, source(self.moment(which)?, dtype), to);
+        Ok(())
+    }
+
+    /// Replaces an array by fp32 values, rounded to nearest where it is kept in 16 bits.
+    pub fn write(&mut self, level: Level, which: Array, from: &[f32]) -> Result<()> {
+        if which == Array::Master {
+            self.weights.write(level, from);
+            return Ok(());
+        }
+        let dtype = if self.spec.bf16_moments { DType::Bf16 } else { DType::F32 };
+        narrow(level, from, target(self.moment(which)?, dtype));
+        Ok(())
+    }
+
+    fn moment(&mut self, which: Array) -> Result<&mut Region> {
         match which {
-            Array::Master => self.master.settle().0.as_mut_slice(),
-            Array::ExpAvg => self.exp_avg.as_mut_slice(),
-            Array::ExpAvgSq => self.exp_avg_sq.as_mut_slice(),
+            Array::ExpAvg => Ok(&mut self.exp_avg),
+            Array::MaxExpAvgSq => self.max_exp_avg_sq.as_mut().ok_or(Error::Config {
+                option: "array",
+                value: "max_exp_avg_sq".into(),
+                allowed: "this slot was made without amsgrad".into(),
+            }),
+            _ => Ok(&mut self.exp_avg_sq),
         }
     }
 
     /// Waits for all that is away, however it ends.
     pub fn settle(&mut self) {
-        let holdings = [Some(&mut self.master), Some(&mut self.gradient), self.wire.as_mut()];
-        for holding in holdings.into_iter().flatten() {
-            let _ = holding.settle();
-        }
+        self.weights.settle();
+        let _ = self.gradient.settle();
     }
 
-    /// Sets the master from weights that came back into [`Slot::upload`].
+    /// Makes weights that came into [`Slot::upload`] the master.
     pub fn adopt_upload(&mut self, level: Level) -> Result<()> {
-        if let Some(wire) = &mut self.wire {
-            widen(level, source(wire.region()?, self.spec.weight), self.master.region()?.as_mut_slice());
-        }
-        Ok(())
+        self.weights.adopt(level, self.spec.weight)
+    }
+
+    /// Whether a master is more precise than its weight, so that [`Slot::merge`] must be used once it has values.
+    pub fn precise(&self) -> bool {
+        self.weights.precise()
+    }
+
+    /// Takes over 16-bit weights that somebody else may have changed; where one still is a rounding of its master, the
+    /// master keeps its precision.
+    pub fn merge(&mut self, level: Level, theirs: &Region) {
+        let theirs = &theirs.as_slice()[..self.spec.numel]; // staging may be longer
+        self.weights.merge(level, self.spec.weight, theirs);
     }
 
     fn fp32_gradient(&mut self, level: Level, arena: &Arena, pool: &rayon::ThreadPool) -> Result<&mut [f32]> {
@@ -198,6 +259,18 @@ impl Slot {
             self.summed = true;
         }
         Ok(sum)
+    }
+}
+
+fn slices<'a, T: Plain>(
+    exp_avg: &'a mut Region,
+    exp_avg_sq: &'a mut Region,
+    max: &'a mut Option<Region>,
+) -> Slices<'a, T> {
+    Slices {
+        exp_avg: exp_avg.as_mut_slice(),
+        exp_avg_sq: exp_avg_sq.as_mut_slice(),
+        max_exp_avg_sq: max.as_mut().map(Region::as_mut_slice),
     }
 }
 

@@ -1,13 +1,12 @@
-//! Element types as the generic loops see them: how one register of them is read and written.
+//! Element types as the generic loops see them: how a group of them is read and written.
 
 use super::lanes::Lanes;
+use super::random;
 
 /// A type of element in memory.
 pub(super) trait Element {
     /// How one element is stored.
     type Raw;
-    /// Single precision: the streams worth a software prefetch.
-    const WIDE: bool = false;
 }
 
 /// Elements that can be widened.
@@ -17,11 +16,29 @@ pub(super) trait Read: Element {
     unsafe fn load<L: Lanes>(from: *const Self::Raw) -> L::F;
 }
 
-/// Elements that can be rounded to.
+/// Elements that can be rounded to, to nearest even.
 pub(super) trait Write: Element {
+    /// With `stream` 16-bit elements go past the caches: nobody reads them here.
+    ///
     /// # Safety
-    /// As [`Lanes`]: the CPU has `L`, and `to` is writable for `L::LANES` elements.
-    unsafe fn store<L: Lanes>(to: *mut Self::Raw, x: L::F);
+    /// As [`Lanes`]: the CPU has `L`, and `to` is writable for `L::LANES` elements and, with `stream`, aligned to them.
+    unsafe fn store<L: Lanes>(to: *mut Self::Raw, x: L::F, stream: bool);
+}
+
+/// Elements a moment can be kept in.
+pub(super) trait Moment: Read {
+    /// Whether [`Moment::round`] uses its bits.
+    const RANDOM: bool;
+    /// Stores `x`, rounded by 16 random `bits` per lane where it does not fit.
+    ///
+    /// # Safety
+    /// As [`Write::store`].
+    unsafe fn round<L: Lanes>(to: *mut Self::Raw, x: L::F, bits: L::I);
+    /// Stores `x`, rounded to nearest.
+    ///
+    /// # Safety
+    /// As [`Write::store`].
+    unsafe fn nearest<L: Lanes>(to: *mut Self::Raw, x: L::F);
 }
 
 /// Single precision.
@@ -35,7 +52,6 @@ pub(super) enum Nothing {}
 
 impl Element for F32 {
     type Raw = f32;
-    const WIDE: bool = true;
 }
 impl Element for Bf16 {
     type Raw = u16;
@@ -57,7 +73,21 @@ impl Read for F32 {
 
 impl Write for F32 {
     #[inline(always)]
-    unsafe fn store<L: Lanes>(to: *mut f32, x: L::F) {
+    unsafe fn store<L: Lanes>(to: *mut f32, x: L::F, _: bool) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { L::store(to, x) }
+    }
+}
+
+impl Moment for F32 {
+    const RANDOM: bool = false;
+    #[inline(always)]
+    unsafe fn round<L: Lanes>(to: *mut f32, x: L::F, _: L::I) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { L::store(to, x) }
+    }
+    #[inline(always)]
+    unsafe fn nearest<L: Lanes>(to: *mut f32, x: L::F) {
         // SAFETY: our contract is that of Lanes.
         unsafe { L::store(to, x) }
     }
@@ -67,25 +97,37 @@ impl Read for Bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const u16) -> L::F {
         // SAFETY: our contract is that of Lanes.
-        unsafe { L::float(L::shl16(L::load_u16(from))) }
+        unsafe { L::float(L::load_high(from)) }
     }
 }
 
 impl Write for Bf16 {
     // In integers: vcvtneps2bf16 would flush denormals.
     #[inline(always)]
-    unsafe fn store<L: Lanes>(to: *mut u16, x: L::F) {
+    unsafe fn store<L: Lanes>(to: *mut u16, x: L::F, stream: bool) {
         // SAFETY: our contract is that of Lanes.
         unsafe {
             let bits = L::bits(x);
-            let upper = L::shr16(bits);
-            let odd = L::and(upper, L::splat_bits(1));
-            let rounded = L::shr16(L::add_bits(bits, L::add_bits(odd, L::splat_bits(0x7fff))));
-            let quiet = L::or(upper, L::splat_bits(0x40));
-            let magnitude = L::and(bits, L::splat_bits(0x7fff_ffff));
-            let past_infinity = L::splat_bits(0x7f80_0001);
-            L::store_u16(to, L::if_below(magnitude, past_infinity, rounded, quiet));
+            let odd = L::and(L::shr16(bits), L::splat_bits(1));
+            let rounded = L::add_bits(bits, L::add_bits(odd, L::splat_bits(0x7fff)));
+            // Rounding a NaN could carry into the sign, and cutting a signalling one could leave infinity.
+            let quiet = L::or(bits, L::splat_bits(0x40_0000));
+            L::store_high(to, L::if_nan(x, quiet, rounded), stream);
         }
+    }
+}
+
+impl Moment for Bf16 {
+    const RANDOM: bool = true;
+    #[inline(always)]
+    unsafe fn round<L: Lanes>(to: *mut u16, x: L::F, bits: L::I) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { L::store_high(to, random::round::<L>(x, bits), false) }
+    }
+    #[inline(always)]
+    unsafe fn nearest<L: Lanes>(to: *mut u16, x: L::F) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { Self::store::<L>(to, x, false) }
     }
 }
 
@@ -99,13 +141,13 @@ impl Read for F16 {
 
 impl Write for F16 {
     #[inline(always)]
-    unsafe fn store<L: Lanes>(to: *mut u16, x: L::F) {
+    unsafe fn store<L: Lanes>(to: *mut u16, x: L::F, stream: bool) {
         // SAFETY: our contract is that of Lanes.
-        unsafe { L::store_f16(to, x) }
+        unsafe { L::store_f16(to, x, stream) }
     }
 }
 
 impl Write for Nothing {
     #[inline(always)]
-    unsafe fn store<L: Lanes>(_: *mut (), _: L::F) {}
+    unsafe fn store<L: Lanes>(_: *mut (), _: L::F, _: bool) {}
 }

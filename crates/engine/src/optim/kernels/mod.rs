@@ -6,18 +6,25 @@
 mod body;
 mod element;
 mod lanes;
+mod random;
+mod reduce;
 mod scalar;
+mod step;
+mod weights;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::adamw::{Chunk, Consts};
+use super::adamw::Consts;
 use super::convert::{Source, Target};
+use super::layout::{self, Chunk, Moments, Slices};
+use super::noise::Noise;
 use crate::error::{Error, Result};
 use body::Streams;
-use element::{Bf16, F16, F32, Nothing, Read, Write};
+use element::{Bf16, F16, F32, Moment, Nothing, Read, Write};
+use weights::{Bare, Master, Split, Weights};
 
 /// The option that overrides the choice.
 const OPTION: &str = "TRAINSTREAM_CPU";
@@ -105,50 +112,98 @@ macro_rules! at_level {
     }};
 }
 
-/// See [`super::update`].
-pub(super) fn update(level: Level, chunk: Chunk<'_>, consts: &Consts) {
+/// What to do with the streams, once their types are known.
+trait Job: Copy {
     /// # Safety
     /// The pointers of `s` are valid for `s.len` elements and do not overlap.
-    unsafe fn run<G: Read, W: Write>(level: Level, s: Streams<G, W>, consts: &Consts) {
-        at_level!(level, update::<G, W>(s, consts))
-    }
-    /// # Safety
-    /// As [`run`], with `weight` for the stream that `s` lacks.
-    unsafe fn with_weight<G: Read>(level: Level, s: Streams<G, Nothing>, weight: Target<'_>, consts: &Consts) {
-        // SAFETY: our contract, and the target is as long as the streams.
-        unsafe {
-            match weight {
-                Target::None => run(level, s, consts),
-                Target::F32(w) => run(level, s.with_weight::<F32>(w.as_mut_ptr()), consts),
-                Target::Bf16(w) => run(level, s.with_weight::<Bf16>(w.as_mut_ptr()), consts),
-                Target::F16(w) => run(level, s.with_weight::<F16>(w.as_mut_ptr()), consts),
-            }
-        }
-    }
+    unsafe fn run<K: Weights, M: Moment, G: Read>(self, s: Streams<K, M, G>);
+}
 
+#[derive(Clone, Copy)]
+struct Update<'a>(Level, &'a Consts);
+
+impl Job for Update<'_> {
+    unsafe fn run<K: Weights, M: Moment, G: Read>(self, s: Streams<K, M, G>) {
+        at_level!(self.0, update::<K, M, G>(s, self.1))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Probe(Level);
+
+impl Job for Probe {
+    unsafe fn run<K: Weights, M: Moment, G: Read>(self, s: Streams<K, M, G>) {
+        at_level!(self.0, probe::<K, M, G>(s))
+    }
+}
+
+/// See [`super::update`].
+pub(super) fn update(level: Level, chunk: Chunk<'_>, consts: &Consts) {
+    by_grad(Update(level, consts), chunk);
+}
+
+/// See [`super::probe`].
+pub(super) fn probe(level: Level, chunk: Chunk<'_>) {
+    by_grad(Probe(level), chunk);
+}
+
+/// From slices to typed streams: first the gradient, then the moments, last the weights.
+fn by_grad(job: impl Job, chunk: Chunk<'_>) {
     chunk.check();
-    let Chunk { master, exp_avg, exp_avg_sq, grad, weight } = chunk;
+    let Chunk { weights, moments, grad, noise } = chunk;
+    match grad {
+        Source::F32(g) => by_moments::<F32>(job, weights, moments, g, noise),
+        Source::Bf16(g) => by_moments::<Bf16>(job, weights, moments, g, noise),
+        Source::F16(g) => by_moments::<F16>(job, weights, moments, g, noise),
+    }
+}
+
+fn by_moments<G: Read>(job: impl Job, weights: layout::Weights<'_>, moments: Moments<'_>, g: &[G::Raw], noise: Noise) {
+    match moments {
+        Moments::F32(m) => by_weights::<F32, G>(job, weights, m, g, noise),
+        Moments::Bf16(m) => by_weights::<Bf16, G>(job, weights, m, g, noise),
+    }
+}
+
+fn by_weights<M: Moment, G: Read>(
+    job: impl Job,
+    weights: layout::Weights<'_>,
+    moments: Slices<'_, M::Raw>,
+    grad: &[G::Raw],
+    noise: Noise,
+) {
+    let Slices { exp_avg, exp_avg_sq, max_exp_avg_sq } = moments;
+    let streams = Streams::<_, M, G> {
+        weights: (),
+        len: exp_avg.len(),
+        exp_avg: exp_avg.as_mut_ptr(),
+        exp_avg_sq: exp_avg_sq.as_mut_ptr(),
+        max_exp_avg_sq: max_exp_avg_sq.map_or(std::ptr::null_mut(), <[_]>::as_mut_ptr),
+        grad: grad.as_ptr(),
+        noise,
+    };
     // SAFETY: all slices are equally long, and those written are borrowed exclusively.
     unsafe {
-        match grad {
-            Source::F32(g) => {
-                with_weight(level, Streams::<F32, _>::new(master, exp_avg, exp_avg_sq, g), weight, consts)
+        match weights {
+            layout::Weights::Master { master, weight } => match weight {
+                Target::None => job.run(streams.with(Master::<Nothing>::new(master, std::ptr::null_mut()))),
+                Target::F32(w) => job.run(streams.with(Master::<F32>::new(master, w.as_mut_ptr()))),
+                Target::Bf16(w) => job.run(streams.with(Master::<Bf16>::new(master, w.as_mut_ptr()))),
+                Target::F16(w) => job.run(streams.with(Master::<F16>::new(master, w.as_mut_ptr()))),
+            },
+            layout::Weights::Split { high, low } => {
+                job.run(streams.with(Split { high: high.as_mut_ptr(), low: low.as_mut_ptr() }));
             }
-            Source::Bf16(g) => {
-                with_weight(level, Streams::<Bf16, _>::new(master, exp_avg, exp_avg_sq, g), weight, consts)
-            }
-            Source::F16(g) => {
-                with_weight(level, Streams::<F16, _>::new(master, exp_avg, exp_avg_sq, g), weight, consts)
-            }
+            layout::Weights::Bare(weight) => job.run(streams.with(Bare { weight: weight.as_mut_ptr() })),
         }
     }
 }
 
 /// See [`super::accumulate`].
-pub(super) fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) {
+pub(super) fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) -> f64 {
     /// # Safety
     /// Both pointers are valid for `len` elements and do not overlap.
-    unsafe fn run<G: Read>(level: Level, sum: *mut f32, addend: *const G::Raw, len: usize) {
+    unsafe fn run<G: Read>(level: Level, sum: *mut f32, addend: *const G::Raw, len: usize) -> f64 {
         at_level!(level, accumulate::<G>(sum, addend, len))
     }
 
@@ -161,6 +216,26 @@ pub(super) fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) {
             Source::Bf16(x) => run::<Bf16>(level, to, x.as_ptr(), len),
             Source::F16(x) => run::<F16>(level, to, x.as_ptr(), len),
         }
+    }
+}
+
+/// See [`super::squares`].
+pub(super) fn squares(level: Level, from: Source<'_>) -> f64 {
+    // A slice is valid for its length.
+    match from {
+        Source::F32(x) => at_level!(level, squares::<F32>(x.as_ptr(), x.len())),
+        Source::Bf16(x) => at_level!(level, squares::<Bf16>(x.as_ptr(), x.len())),
+        Source::F16(x) => at_level!(level, squares::<F16>(x.as_ptr(), x.len())),
+    }
+}
+
+/// See [`super::read_probe`].
+pub(super) fn read_probe(level: Level, from: Source<'_>) -> u32 {
+    // A slice is valid for its length.
+    match from {
+        Source::F32(x) => at_level!(level, read::<F32>(x.as_ptr(), x.len())),
+        Source::Bf16(x) => at_level!(level, read::<Bf16>(x.as_ptr(), x.len())),
+        Source::F16(x) => at_level!(level, read::<F16>(x.as_ptr(), x.len())),
     }
 }
 

@@ -5,9 +5,11 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use super::super::adamw::Consts;
-use super::body::{self, Streams};
-use super::element::{Read, Write};
+use super::body::{BLOCK, Streams};
+use super::element::{Moment, Read, Write};
 use super::lanes::Lanes;
+use super::reduce;
+use super::weights::Weights;
 
 /// One element at a time.
 pub(super) enum Scalar {}
@@ -16,6 +18,7 @@ impl Lanes for Scalar {
     const LANES: usize = 1;
     type F = f32;
     type I = u32;
+    type Sums = [f64; BLOCK];
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> f32 {
@@ -26,6 +29,10 @@ impl Lanes for Scalar {
         x
     }
     #[inline(always)]
+    unsafe fn iota() -> u32 {
+        0
+    }
+    #[inline(always)]
     unsafe fn load(from: *const f32) -> f32 {
         *from
     }
@@ -34,19 +41,19 @@ impl Lanes for Scalar {
         *to = x;
     }
     #[inline(always)]
-    unsafe fn load_u16(from: *const u16) -> u32 {
-        u32::from(*from)
+    unsafe fn load_high(from: *const u16) -> u32 {
+        u32::from(*from) << 16
     }
     #[inline(always)]
-    unsafe fn store_u16(to: *mut u16, x: u32) {
-        *to = x as u16;
+    unsafe fn store_high(to: *mut u16, x: u32, _: bool) {
+        *to = (x >> 16) as u16;
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> f32 {
         half::f16::from_bits(*from).to_f32()
     }
     #[inline(always)]
-    unsafe fn store_f16(to: *mut u16, x: f32) {
+    unsafe fn store_f16(to: *mut u16, x: f32, _: bool) {
         *to = half::f16::from_f32(x).to_bits();
     }
     #[inline(always)]
@@ -74,6 +81,10 @@ impl Lanes for Scalar {
         a.mul_add(b, c)
     }
     #[inline(always)]
+    unsafe fn max(a: f32, b: f32) -> f32 {
+        if a > b { a } else { b }
+    }
+    #[inline(always)]
     unsafe fn bits(a: f32) -> u32 {
         a.to_bits()
     }
@@ -90,39 +101,96 @@ impl Lanes for Scalar {
         a | b
     }
     #[inline(always)]
+    unsafe fn xor(a: u32, b: u32) -> u32 {
+        a ^ b
+    }
+    #[inline(always)]
     unsafe fn add_bits(a: u32, b: u32) -> u32 {
         a.wrapping_add(b)
+    }
+    #[inline(always)]
+    unsafe fn mul_bits(a: u32, b: u32) -> u32 {
+        a.wrapping_mul(b)
     }
     #[inline(always)]
     unsafe fn shl16(a: u32) -> u32 {
         a << 16
     }
     #[inline(always)]
+    unsafe fn shr8(a: u32) -> u32 {
+        a >> 8
+    }
+    #[inline(always)]
+    unsafe fn shr15(a: u32) -> u32 {
+        a >> 15
+    }
+    #[inline(always)]
     unsafe fn shr16(a: u32) -> u32 {
         a >> 16
     }
     #[inline(always)]
-    unsafe fn if_below(a: u32, limit: u32, yes: u32, no: u32) -> u32 {
-        if a < limit { yes } else { no }
+    unsafe fn sar16(a: u32) -> u32 {
+        (a.cast_signed() >> 16).cast_unsigned()
     }
     #[inline(always)]
-    unsafe fn prefetch(_: *const f32) {}
+    unsafe fn keep_if_any(a: u32, mask: u32) -> u32 {
+        if a & mask != 0 { a } else { 0 }
+    }
+    #[inline(always)]
+    unsafe fn if_nan(x: f32, yes: u32, no: u32) -> u32 {
+        if x.is_nan() { yes } else { no }
+    }
+    #[inline(always)]
+    unsafe fn no_sums() -> [f64; BLOCK] {
+        [0.0; BLOCK]
+    }
+    #[inline(always)]
+    unsafe fn add_squares(sums: &mut [f64; BLOCK], at: usize, x: f32) {
+        let x = f64::from(x);
+        sums[at] += x * x;
+    }
+    #[inline(always)]
+    unsafe fn store_sums(sums: &[f64; BLOCK]) -> [f64; BLOCK] {
+        *sums
+    }
+    #[inline(always)]
+    unsafe fn prefetch<T>(_: *const T) {}
+    #[inline(always)]
+    unsafe fn fence() {}
 }
 
 /// # Safety
-/// See [`body::update`].
-pub(super) unsafe fn update<G: Read, W: Write>(s: Streams<G, W>, consts: &Consts) {
-    body::update::<Scalar, G, W>(s, consts);
+/// See [`Streams::update`].
+pub(super) unsafe fn update<K: Weights, M: Moment, G: Read>(s: Streams<K, M, G>, consts: &Consts) {
+    s.update::<Scalar>(consts);
 }
 
 /// # Safety
-/// See [`body::accumulate`].
-pub(super) unsafe fn accumulate<G: Read>(sum: *mut f32, addend: *const G::Raw, len: usize) {
-    body::accumulate::<Scalar, G>(sum, addend, len);
+/// See [`Streams::probe`].
+pub(super) unsafe fn probe<K: Weights, M: Moment, G: Read>(s: Streams<K, M, G>) {
+    s.probe::<Scalar>();
 }
 
 /// # Safety
-/// See [`body::convert`].
+/// See [`reduce::accumulate`].
+pub(super) unsafe fn accumulate<G: Read>(sum: *mut f32, addend: *const G::Raw, len: usize) -> f64 {
+    reduce::accumulate::<Scalar, G>(sum, addend, len)
+}
+
+/// # Safety
+/// See [`reduce::squares`].
+pub(super) unsafe fn squares<G: Read>(from: *const G::Raw, len: usize) -> f64 {
+    reduce::squares::<Scalar, G>(from, len)
+}
+
+/// # Safety
+/// See [`reduce::read`].
+pub(super) unsafe fn read<G: Read>(from: *const G::Raw, len: usize) -> u32 {
+    reduce::read::<Scalar, G>(from, len)
+}
+
+/// # Safety
+/// See [`reduce::convert`].
 pub(super) unsafe fn convert<G: Read, W: Write>(from: *const G::Raw, to: *mut W::Raw, len: usize) {
-    body::convert::<Scalar, G, W>(from, to, len);
+    reduce::convert::<Scalar, G, W>(from, to, len);
 }
