@@ -178,7 +178,9 @@ pub fn split(from: &[f32], high: &mut [u16], low: &mut [u16]) {
     assert_eq!((high.len(), low.len()), (from.len(), from.len()), "the values and their halves differ in length");
     for (from, (high, low)) in from.iter().zip(high.iter_mut().zip(low)) {
         let bits = from.to_bits();
-        let rounded = if from.is_nan() { bits | 0x40_0000 } else { bits.wrapping_add(0x8000) };
-        (*high, *low) = ((rounded >> 16) as u16, bits as u16);
+        (*high, *low) = match from.is_nan() {
+            true => ((bits >> 16) as u16 | 0x40, 0), // a payload in the low half could carry into the sign
+            false => ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16),
+        };
     }
 }

@@ -11,13 +11,16 @@ const SEED: u64 = 0x7472_6169_6e73_7472;
 pub struct Noise {
     /// Counter of the next element.
     pub(super) counter: u32,
-    /// Enters between the rounds.
+    /// Tells parameters and steps apart.
     pub(super) key: u32,
 }
 
 impl Noise {
-    /// Multipliers of the two rounds: `lowbias32` of Chris Wellons's hash-prospector.
-    pub(super) const FACTORS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
+    /// Distance of two counters in the sequence that is hashed: 2^32 over the golden ratio.
+    pub(super) const STRIDE: u32 = 0x9e37_79b1;
+    /// Multiplier of the hash. One round is enough: means, lags, pairs of neighbours and block sums look as random as
+    /// with the two of `lowbias32`, at half the cost.
+    pub(super) const FACTOR: u32 = 0x846c_a68b;
 
     /// The words of `parameter`, a number of the caller's choice, in update number `step`; from its element 0.
     pub fn new(parameter: u64, step: u64) -> Self {
@@ -32,10 +35,9 @@ impl Noise {
 
     /// The word of the next element.
     pub fn word(self) -> u32 {
-        let x = self.counter;
-        let x = (x ^ x >> 16).wrapping_mul(Self::FACTORS[0]) ^ self.key;
-        let x = (x ^ x >> 15).wrapping_mul(Self::FACTORS[1]);
-        x ^ x >> 16
+        let x = self.counter.wrapping_mul(Self::STRIDE);
+        let x = (x ^ x >> 16 ^ self.key).wrapping_mul(Self::FACTOR);
+        x ^ x >> 15
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::adamw::Consts;
 use super::super::noise::Noise;
 use super::element::{Element, Moment, Read};
 use super::lanes::Lanes;
-use super::random::{WINDOW, Words};
+use super::random::{self, WINDOW, Words};
 use super::scalar::Scalar;
 use super::step::{Probe, Rule, State, Step};
 use super::weights::Weights;
@@ -56,7 +56,11 @@ impl<K: Weights, M: Moment, G: Read> Streams<K, M, G> {
                 v: M::load::<L>(self.exp_avg_sq.add(i)),
                 max: if amsgrad { Some(M::load::<L>(self.max_exp_avg_sq.add(i))) } else { None },
             };
-            let new = rule.apply(old, G::load::<L>(self.grad.add(i)));
+            let mut g = G::load::<L>(self.grad.add(i));
+            if G::PAYLOAD && (K::CARRIES || M::RANDOM) {
+                g = random::quiet::<L>(g);
+            }
+            let new = rule.apply(old, g);
             M::round::<L>(self.exp_avg.add(i), new.m, L::and(word, L::splat_bits(WINDOW)));
             M::round::<L>(self.exp_avg_sq.add(i), new.v, L::shr16(word));
             if let Some(max) = new.max {

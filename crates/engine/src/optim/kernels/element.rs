@@ -11,6 +11,8 @@ pub(super) trait Element {
 
 /// Elements that can be widened.
 pub(super) trait Read: Element {
+    /// Whether a NaN can have bits in the low half of single precision.
+    const PAYLOAD: bool;
     /// # Safety
     /// As [`Lanes`]: the CPU has `L`, and `from` is readable for `L::LANES` elements.
     unsafe fn load<L: Lanes>(from: *const Self::Raw) -> L::F;
@@ -64,6 +66,7 @@ impl Element for Nothing {
 }
 
 impl Read for F32 {
+    const PAYLOAD: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L::F {
         // SAFETY: our contract is that of Lanes.
@@ -94,6 +97,7 @@ impl Moment for F32 {
 }
 
 impl Read for Bf16 {
+    const PAYLOAD: bool = false;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const u16) -> L::F {
         // SAFETY: our contract is that of Lanes.
@@ -132,6 +136,7 @@ impl Moment for Bf16 {
 }
 
 impl Read for F16 {
+    const PAYLOAD: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const u16) -> L::F {
         // SAFETY: our contract is that of Lanes.

@@ -11,9 +11,9 @@ pub(super) const WINDOW: u32 = 0xffff;
 
 /// [`Noise`] for a whole chunk.
 pub(super) struct Words<L: Lanes> {
-    /// Counter of lane 0 less its element's index in the chunk; then the key of the second round.
-    start: u32,
+    counter: u32,
     key: L::I,
+    /// Distance of each lane from the first.
     lanes: L::I,
 }
 
@@ -23,7 +23,10 @@ impl<L: Lanes> Words<L> {
     #[inline(always)]
     pub(super) unsafe fn new(noise: Noise) -> Self {
         // SAFETY: our contract is that of Lanes.
-        unsafe { Self { start: noise.counter, key: L::splat_bits(noise.key), lanes: L::iota() } }
+        unsafe {
+            let lanes = L::mul_bits(L::iota(), L::splat_bits(Noise::STRIDE));
+            Self { counter: noise.counter, key: L::splat_bits(noise.key), lanes }
+        }
     }
 
     /// The words of the group of elements from `i`; [`Noise::word`] is the same for one.
@@ -34,23 +37,32 @@ impl<L: Lanes> Words<L> {
     pub(super) unsafe fn at(&self, i: usize) -> L::I {
         // SAFETY: our contract is that of Lanes.
         unsafe {
-            let x = L::add_bits(L::splat_bits(self.start.wrapping_add(i as u32)), self.lanes);
-            let x = L::xor(x, L::shr16(x));
-            let x = L::xor(L::mul_bits(x, L::splat_bits(Noise::FACTORS[0])), self.key);
-            let x = L::xor(x, L::shr15(x));
-            let x = L::mul_bits(x, L::splat_bits(Noise::FACTORS[1]));
-            L::xor(x, L::shr16(x))
+            let first = self.counter.wrapping_add(i as u32).wrapping_mul(Noise::STRIDE);
+            let x = L::add_bits(L::splat_bits(first), self.lanes);
+            let x = L::xor(L::xor(x, L::shr16(x)), self.key);
+            let x = L::mul_bits(x, L::splat_bits(Noise::FACTOR));
+            L::xor(x, L::shr15(x))
         }
     }
 }
 
-/// The bits of `x` with a high half rounded to bfloat16 stochastically, by 16 random `bits` per lane. `x` comes out of
-/// arithmetic: if it is a NaN it is a quiet one, which stays as it is; adding to it could carry into the sign.
+/// The bits of `x` with a high half rounded to bfloat16 by adding 16 `bits` per lane. A NaN whose low half is zero, as
+/// [`quiet`] leaves them, stays one: nothing carries.
 ///
 /// # Safety
 /// The CPU has `L`.
 #[inline(always)]
 pub(super) unsafe fn round<L: Lanes>(x: L::F, bits: L::I) -> L::I {
     // SAFETY: our contract is that of Lanes.
-    unsafe { L::if_nan(x, L::bits(x), L::add_bits(L::bits(x), bits)) }
+    unsafe { L::add_bits(L::bits(x), bits) }
+}
+
+/// Replaces NaNs by the quiet one without a payload. Arithmetic hands payloads on; see [`round`].
+///
+/// # Safety
+/// The CPU has `L`.
+#[inline(always)]
+pub(super) unsafe fn quiet<L: Lanes>(x: L::F) -> L::F {
+    // SAFETY: our contract is that of Lanes.
+    unsafe { L::float(L::if_nan(x, L::splat_bits(0x7fc0_0000), L::bits(x))) }
 }

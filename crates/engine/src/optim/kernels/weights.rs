@@ -12,6 +12,8 @@ use super::random::{self, WINDOW};
 pub(super) trait Weights {
     /// Whether storing uses its random words.
     const RANDOM: bool;
+    /// Whether storing rounds by carrying; see [`random::round`].
+    const CARRIES: bool;
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F;
     /// `whole`: the elements lie in a whole block, `i` being a multiple of `L::LANES`.
     unsafe fn store<L: Lanes>(&self, i: usize, x: L::F, word: L::I, whole: bool);
@@ -35,6 +37,7 @@ impl<W: Write> Master<W> {
 
 impl<W: Write> Weights for Master<W> {
     const RANDOM: bool = false;
+    const CARRIES: bool = false;
     #[inline(always)]
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F {
         // SAFETY: our contract is that of Lanes.
@@ -65,6 +68,7 @@ pub(super) struct Split {
 
 impl Weights for Split {
     const RANDOM: bool = false;
+    const CARRIES: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F {
         // SAFETY: our contract is that of Lanes.
@@ -77,7 +81,6 @@ impl Weights for Split {
     unsafe fn store<L: Lanes>(&self, i: usize, x: L::F, _: L::I, _: bool) {
         // SAFETY: our contract is that of Lanes.
         unsafe {
-            // A NaN loses at most its payload.
             L::store_high(self.high.add(i), random::round::<L>(x, L::splat_bits(0x8000)), false);
             L::store_high(self.low.add(i), L::shl16(L::bits(x)), false);
         }
@@ -99,6 +102,7 @@ pub(super) struct Bare {
 
 impl Weights for Bare {
     const RANDOM: bool = true;
+    const CARRIES: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F {
         // SAFETY: our contract is that of Lanes.
