@@ -144,7 +144,10 @@ impl State {
     }
 }
 
-fn slices<'a, T: trainstream_engine::host::Plain>(exp_avg: &'a mut Region, exp_avg_sq: &'a mut Region) -> Slices<'a, T> {
+fn slices<'a, T: trainstream_engine::host::Plain>(
+    exp_avg: &'a mut Region,
+    exp_avg_sq: &'a mut Region,
+) -> Slices<'a, T> {
     Slices { exp_avg: exp_avg.as_mut_slice(), exp_avg_sq: exp_avg_sq.as_mut_slice(), max_exp_avg_sq: None }
 }
 
@@ -157,7 +160,11 @@ fn fill(region: &mut Region, wide: bool, scale: f32, signed: bool) {
     };
     match wide {
         true => region.as_mut_slice::<f32>().iter_mut().enumerate().for_each(|(i, x)| *x = value(i)),
-        false => region.as_mut_slice::<u16>().iter_mut().enumerate().for_each(|(i, x)| *x = (value(i).to_bits() >> 16) as u16),
+        false => region
+            .as_mut_slice::<u16>()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = (value(i).to_bits() >> 16) as u16),
     }
 }
 
@@ -187,17 +194,20 @@ fn layouts(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
         let consts = Consts::new(&HYPER, 10, 1.0);
         let (time, _, ratio) = paired(
             rounds,
-            || update_all(pool, level, vec![(ours.chunk(), consts)]),
+            || update_all(pool, level, vec![(ours.chunk(), &consts)]),
             || each_piece(pool, vec![(other.chunk(), ())], |chunk, ()| probe(level, chunk)),
         );
         let mut expected = State::new(layout, 1000, pool);
         assert_eq!(expected.head(1000), before);
-        (0..=rounds).for_each(|_| update(Level::Scalar, expected.chunk(), &consts));
+        (0..=rounds).for_each(|_| update(Level::Scalar, &mut expected.chunk(), &consts));
         let checked = if expected.head(1000) == ours.head(1000) { "right" } else { "WRONG" };
         let (ns, rate) = (time * 1e9 / n as f64, (layout.bytes() * n) as f64 / time / 1e9);
         println!(
             "{:<30} {:<7} {threads:>3} {:>7} {ns:>9.3} {rate:>7.1} {:>8.0} %  {checked}",
-            layout.name, level.name(), layout.bytes(), 100.0 * ratio,
+            layout.name,
+            level.name(),
+            layout.bytes(),
+            100.0 * ratio,
         );
         assert_eq!(checked, "right", "{} differs from the scalar level", layout.name);
     }
@@ -224,7 +234,9 @@ fn norms(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
         let checked = if sum.to_bits() == exact.to_bits() { "right" } else { "WRONG" };
         println!(
             "{name:<30} {:<7} {threads:>3} {bytes:>7} {:>9.3} {rate:>7.1} {:>8.0} %  {checked}",
-            level.name(), time * 1e9 / n as f64, 100.0 * ratio,
+            level.name(),
+            time * 1e9 / n as f64,
+            100.0 * ratio,
         );
         assert_eq!(checked, "right", "{name} differs from the scalar level");
     }
@@ -245,7 +257,11 @@ fn awkward(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
     let (n, rounds, threads) = (settings.elements / 2, settings.rounds, pool.current_num_threads());
     let cases: [(&str, fn(&mut State)); 5] = [
         ("20 % moments stuck at denormals", |s| {
-            let denormal = |i: usize, x: &mut f32| if i % 5 == 0 { *x = 1e-40 };
+            let denormal = |i: usize, x: &mut f32| {
+                if i % 5 == 0 {
+                    *x = 1e-40
+                }
+            };
             s.regions[2].as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| denormal(i, x));
             s.regions[3].as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| denormal(i, x));
             s.regions[4].as_mut_slice::<f32>().iter_mut().step_by(5).for_each(|x| *x = 0.0);
@@ -269,11 +285,15 @@ fn awkward(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
         let consts = Consts::new(&HYPER, 10, 1.0);
         let (_, time, ratio) = paired(
             rounds,
-            || update_all(pool, level, vec![(usual.chunk(), consts)]),
-            || update_all(pool, level, vec![(spoiled.chunk(), consts)]),
+            || update_all(pool, level, vec![(usual.chunk(), &consts)]),
+            || update_all(pool, level, vec![(spoiled.chunk(), &consts)]),
         );
         println!(
-            "{name:<30} {:<7} {threads:>3} {:>7} {:>9.3} {:>7} {ratio:>7.2} x", level.name(), "", time * 1e9 / n as f64, "",
+            "{name:<30} {:<7} {threads:>3} {:>7} {:>9.3} {:>7} {ratio:>7.2} x",
+            level.name(),
+            "",
+            time * 1e9 / n as f64,
+            "",
         );
     }
 }
@@ -284,25 +304,33 @@ fn others(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
     let consts = Consts::new(&HYPER, 10, 1.0);
     if "10,000 tensors of 64".contains(&settings.only) {
         let (count, each) = (10_000, 64);
-        let (mut one, mut many) = (State::new(LAYOUTS[0], count * each, pool), State::new(LAYOUTS[0], count * each, pool));
+        let (mut one, mut many) =
+            (State::new(LAYOUTS[0], count * each, pool), State::new(LAYOUTS[0], count * each, pool));
         let (_, time, ratio) = paired(
             10 * rounds,
-            || update_all(pool, level, vec![(one.chunk(), consts)]),
+            || update_all(pool, level, vec![(one.chunk(), &consts)]),
             || {
-                let mut work = Vec::with_capacity(count);
-                let mut rest = many.chunk();
-                for _ in 1..count {
-                    let (head, tail) = rest.split_at(each);
-                    work.push((head, consts));
-                    rest = tail;
-                }
-                work.push((rest, consts));
+                let [master, _, exp_avg, exp_avg_sq, grad] = &mut many.regions;
+                let streams = [master, exp_avg, exp_avg_sq].map(|region| region.as_mut_slice().chunks_mut(each));
+                let [master, exp_avg, exp_avg_sq] = streams;
+                let work = master.zip(exp_avg).zip(exp_avg_sq).zip(grad.as_slice().chunks(each));
+                let chunk = |(((master, exp_avg), exp_avg_sq), grad)| Chunk {
+                    weights: Weights::Master { master, weight: Target::None },
+                    moments: Moments::F32(Slices { exp_avg, exp_avg_sq, max_exp_avg_sq: None }),
+                    grad: Source::F32(grad),
+                    noise: Noise::new(0, 1),
+                };
+                let work = work.map(|streams| (chunk(streams), &consts)).collect();
                 update_all(pool, level, work);
             },
         );
         println!(
             "{:<30} {:<7} {threads:>3} {:>7} {:>9.3} {:>7} {ratio:>7.2} x",
-            "10,000 tensors of 64", level.name(), "", time * 1e9 / (count * each) as f64, "",
+            "10,000 tensors of 64",
+            level.name(),
+            "",
+            time * 1e9 / (count * each) as f64,
+            "",
         );
     }
     if "accumulate a bf16 gradient".contains(&settings.only) {
@@ -315,7 +343,11 @@ fn others(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
         black_box(sum_of);
         println!(
             "{:<30} {:<7} {threads:>3} {:>7} {:>9.3} {:>7.1}",
-            "accumulate a bf16 gradient", level.name(), 10, time * 1e9 / n as f64, (10 * n) as f64 / time / 1e9,
+            "accumulate a bf16 gradient",
+            level.name(),
+            10,
+            time * 1e9 / n as f64,
+            (10 * n) as f64 / time / 1e9,
         );
     }
 }
@@ -323,8 +355,14 @@ fn others(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
 fn main() {
     let settings = Settings::parse();
     let available = threads::count(settings.threads).expect("threads");
-    println!("{} elements, {} rounds, medians; probe = the same streams without arithmetic", settings.elements, settings.rounds);
-    println!("{:<30} {:<7} {:>3} {:>7} {:>9} {:>7} {:>10}", "", "level", "thr", "B/param", "ns/param", "GB/s", "of probe");
+    println!(
+        "{} elements, {} rounds, medians; probe = the same streams without arithmetic",
+        settings.elements, settings.rounds
+    );
+    println!(
+        "{:<30} {:<7} {:>3} {:>7} {:>9} {:>7} {:>10}",
+        "", "level", "thr", "B/param", "ns/param", "GB/s", "of probe"
+    );
     for level in Level::available().into_iter().rev().filter(|&l| l != Level::Scalar) {
         for threads in if available > 1 { vec![1, available] } else { vec![1] } {
             let pool = threads::pool(threads).expect("threads");

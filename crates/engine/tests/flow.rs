@@ -6,9 +6,7 @@ use trainstream_engine::device::{ComputeStream, DeviceRange, Faults};
 use trainstream_engine::engine::Update;
 use trainstream_engine::flow::Waited;
 use trainstream_engine::host::Pin;
-use trainstream_engine::optim::{
-    Chunk, Consts, Hyper, Level, Moments, Noise, Slices, Source, Target, Weights, update,
-};
+use trainstream_engine::optim::{Chunk, Consts, Hyper, Level, Moments, Noise, Slices, Source, Target, Weights, update};
 use trainstream_engine::store::{Array, Master, SlotSpec};
 use trainstream_engine::{Engine, Error, Options, Result, dtype::DType};
 
@@ -75,13 +73,13 @@ fn updates_equal_the_arithmetic_applied_directly() {
             let grad: Vec<f32> =
                 values(n, step * 7 + 3).iter().zip(values(n, step * 7 + 4)).map(|(a, b)| a + b).collect();
             let consts = Consts::new(&HYPER, step as u64 + 1, 1.0);
-            let chunk = Chunk {
+            let mut chunk = Chunk {
                 weights: Weights::Master { master: &mut w, weight: Target::None },
                 moments: Moments::F32(Slices { exp_avg: &mut m, exp_avg_sq: &mut v, max_exp_avg_sq: None }),
                 grad: Source::F32(&grad),
                 noise: Noise::new(0, 0),
             };
-            update(Level::Scalar, chunk, &consts);
+            update(Level::Scalar, &mut chunk, &consts);
         }
         assert_eq!(ours, &w);
     }

@@ -152,17 +152,22 @@ impl Job {
 /// Updates the parts and sends their weights.
 fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence) -> Result<()> {
     let mut slots: Vec<_> = parts.iter().map(|part| part.entry.lock()).collect();
+    // Thousands of small parameters share their constants.
+    let mut consts: Vec<Consts> = Vec::new();
+    let mut last = None;
+    let mut which = Vec::with_capacity(parts.len());
+    for (slot, part) in slots.iter().zip(parts) {
+        let key = (part.hyper, slot.step + 1);
+        if last != Some(key) {
+            consts.push(Consts::new(&part.hyper, slot.step + 1, 1.0));
+            last = Some(key);
+        }
+        which.push(consts.len() - 1);
+    }
     let mut work = Vec::with_capacity(parts.len());
-    let mut last: Option<(Hyper, u64, Consts)> = None; // thousands of small parameters share their constants
-    for (slot, part) in slots.iter_mut().zip(parts) {
-        let step = slot.step + 1;
-        let consts = match last {
-            Some((hyper, at, consts)) if (hyper, at) == (part.hyper, step) => consts,
-            _ => Consts::new(&part.hyper, step, 1.0),
-        };
-        last = Some((part.hyper, step, consts));
+    for ((slot, part), which) in slots.iter_mut().zip(parts).zip(which) {
         let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk(part.entry.number))?;
-        work.push((chunk, consts));
+        work.push((chunk, &consts[which]));
     }
     Stats::timed(&shared.stats.update_ns, || update_all(&shared.pool, shared.level, work));
     for (slot, part) in slots.iter_mut().zip(parts) {

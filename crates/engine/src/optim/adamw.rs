@@ -86,7 +86,7 @@ impl Consts {
 /// # Panics
 ///
 /// If the slices differ in length, or if this CPU lacks `level`.
-pub fn update(level: Level, chunk: Chunk<'_>, consts: &Consts) {
+pub fn update(level: Level, chunk: &mut Chunk<'_>, consts: &Consts) {
     kernels::update(level, chunk, consts);
 }
 
@@ -95,6 +95,6 @@ pub fn update(level: Level, chunk: Chunk<'_>, consts: &Consts) {
 /// # Panics
 ///
 /// As [`update`].
-pub fn probe(level: Level, chunk: Chunk<'_>) {
+pub fn probe(level: Level, chunk: &mut Chunk<'_>) {
     kernels::probe(level, chunk);
 }

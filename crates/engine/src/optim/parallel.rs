@@ -15,37 +15,55 @@ pub const PIECE: usize = 128 << 10;
 /// # Panics
 ///
 /// As [`update`].
-pub fn update_all(pool: &rayon::ThreadPool, level: Level, work: Vec<(Chunk<'_>, Consts)>) {
-    each_piece(pool, work, |chunk, consts| update(level, chunk, &consts));
+pub fn update_all(pool: &rayon::ThreadPool, level: Level, work: Vec<(Chunk<'_>, &Consts)>) {
+    each_piece(pool, work, |chunk, consts| update(level, chunk, consts));
 }
 
 /// As [`update_all`], with another kernel.
 pub fn each_piece<'a, T: Copy + Send>(
     pool: &rayon::ThreadPool,
-    work: Vec<(Chunk<'a>, T)>,
-    each: impl Fn(Chunk<'a>, T) + Sync,
+    mut work: Vec<(Chunk<'a>, T)>,
+    each: impl Fn(&mut Chunk<'a>, T) + Sync,
 ) {
-    let mut pieces = Vec::new();
-    let (mut open, mut elements) = (Vec::new(), 0);
-    for (mut chunk, with) in work {
-        while chunk.len() > PIECE {
-            let (head, tail) = chunk.split_at(PIECE);
-            pieces.push(vec![(head, with)]);
-            chunk = tail;
-        }
-        elements += chunk.len();
-        open.push((chunk, with));
-        if elements >= PIECE {
-            pieces.push(std::mem::take(&mut open));
-            elements = 0;
-        }
+    if work.iter().any(|(chunk, _)| chunk.len() > PIECE) {
+        work = work.into_iter().flat_map(|(chunk, with)| cut(chunk).map(move |chunk| (chunk, with))).collect();
     }
-    pieces.push(open);
-    let run = |piece: Vec<_>| piece.into_iter().for_each(|(chunk, with)| each(chunk, with));
-    match pieces.len() {
-        1 => pieces.into_iter().for_each(run),
+    let run = |piece: &mut [(Chunk<'a>, T)]| piece.iter_mut().for_each(|(chunk, with)| each(chunk, *with));
+    let mut pieces = group(&mut work);
+    match pieces.as_mut_slice() {
+        [piece] => run(piece),
         _ => pool.install(|| pieces.into_par_iter().with_max_len(1).for_each(run)),
     }
+}
+
+/// Runs of at most [`PIECE`] elements.
+fn cut(chunk: Chunk<'_>) -> impl Iterator<Item = Chunk<'_>> {
+    let mut rest = Some(chunk);
+    std::iter::from_fn(move || {
+        let chunk = rest.take()?;
+        if chunk.len() <= PIECE {
+            return Some(chunk);
+        }
+        let (head, tail) = chunk.split_at(PIECE);
+        rest = Some(tail);
+        Some(head)
+    })
+}
+
+/// Neighbours that together have about [`PIECE`] elements.
+fn group<'w, 'a, T>(mut work: &'w mut [(Chunk<'a>, T)]) -> Vec<&'w mut [(Chunk<'a>, T)]> {
+    let mut pieces = Vec::new();
+    while !work.is_empty() {
+        let mut elements = 0;
+        let full = work.iter().position(|(chunk, _)| {
+            elements += chunk.len();
+            elements >= PIECE
+        });
+        let (piece, rest) = work.split_at_mut(full.map_or(work.len(), |last| last + 1));
+        pieces.push(piece);
+        work = rest;
+    }
+    pieces
 }
 
 /// [`squares`] on all threads: pieces of [`PIECE`] elements, added up in their order.

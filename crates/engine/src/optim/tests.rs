@@ -66,7 +66,9 @@ fn large_chunks_equal_the_reference() {
 #[test]
 fn nan_and_infinity_propagate() {
     for h in hypers() {
-        for (level, layout) in Level::available().into_iter().flat_map(|l| Layout::all().into_iter().map(move |x| (l, x))) {
+        for (level, layout) in
+            Level::available().into_iter().flat_map(|l| Layout::all().into_iter().map(move |x| (l, x)))
+        {
             let mut got = State::random(37, 5, layout);
             let payload = f32::from_bits(0x7fff_ffff);
             for (i, x) in [(3, f32::NAN), (20, f32::INFINITY), (34, payload), (35, f32::NEG_INFINITY), (36, -payload)] {
@@ -128,7 +130,8 @@ fn stochastic_rounding_is_unbiased() {
 #[test]
 fn random_words_look_independent() {
     let n = 1 << 18u32;
-    let words = |parameter, step, first| (0..n).map(move |i| Noise::new(parameter, step).skip((first + i) as usize).word());
+    let words =
+        |parameter, step, first| (0..n).map(move |i| Noise::new(parameter, step).skip((first + i) as usize).word());
     let here = || words(5, 9, 0);
     // The deciding bits of the three windows, and of neighbours in element, step and parameter.
     let pairs: [(&str, Vec<(u32, u32)>); 6] = [
@@ -236,7 +239,8 @@ fn accumulating_adds_in_single_precision_and_squares() {
 fn sums_of_squares_are_right_on_a_wide_range_and_do_not_depend_on_threads() {
     let mut r = Random(5);
     // Magnitudes from 1e-30 to 1e30: squares overflow single precision and vanish in it.
-    let mut x: Vec<f32> = (0..3 * parallel::PIECE + 77).map(|_| r.float() * 10f32.powi((r.bits() % 61) as i32 - 30)).collect();
+    let mut x: Vec<f32> =
+        (0..3 * parallel::PIECE + 77).map(|_| r.float() * 10f32.powi((r.bits() % 61) as i32 - 30)).collect();
     let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let pools = [1, 2, 3].map(|n| crate::threads::pool(n).unwrap());
     let mut all = Vec::new();
@@ -267,10 +271,23 @@ fn pieces_change_nothing() {
         for threads in 1..=3 {
             let mut got = fresh.clone();
             let consts = Consts::new(h, 2, 1.0);
-            let work = got.iter_mut().map(|s| (s.chunk(0..s.grad.wide.len(), 2), consts)).collect();
+            let work = got.iter_mut().map(|s| (s.chunk(0..s.grad.wide.len(), 2), &consts)).collect();
             update_all(&crate::threads::pool(threads).unwrap(), Level::detect().unwrap(), work);
             assert!(got.iter().zip(&expected).all(|(a, b)| a.bits() == b.bits()), "{threads} threads, {layout:?}");
         }
+    }
+}
+
+#[test]
+fn output_past_the_caches_is_the_same() {
+    let (h, n) = (&hypers()[0], 10_000);
+    for kind in [Bf16, F16] {
+        let mut got = State::random(n, 1, Layout { form: Form::Master(kind), ..Layout::PLAIN });
+        let mut expected = got.clone();
+        let start = got.out.half.as_ptr().align_offset(64); // what is streamed is aligned to lines
+        expected.naive(start..n, h, 1, 1.0);
+        got.update(Level::detect().unwrap(), start..n, 1, &Consts::new(h, 1, 1.0));
+        assert!(got.bits() == expected.bits(), "{kind:?}");
     }
 }
 
@@ -292,8 +309,8 @@ fn levels_are_chosen_by_name() {
 #[should_panic(expected = "grad and weights differ in length")]
 fn unequal_lengths_are_refused() {
     let mut s = State::random(4, 0, Layout::PLAIN);
-    let chunk = Chunk { grad: Source::F32(&[0.0; 3]), ..s.chunk(0..4, 1) };
-    update(Level::Scalar, chunk, &Consts::new(&hypers()[0], 1, 1.0));
+    let mut chunk = Chunk { grad: Source::F32(&[0.0; 3]), ..s.chunk(0..4, 1) };
+    update(Level::Scalar, &mut chunk, &Consts::new(&hypers()[0], 1, 1.0));
 }
 
 proptest! {

@@ -181,6 +181,13 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn add_squares_bf16(sums: &mut [__m256d; 8], at: usize, from: *const u16) {
+        let packed = _mm256_loadu_si256(from.cast());
+        let evens = _mm256_slli_epi32::<16>(packed);
+        let odds = _mm256_and_si256(packed, _mm256_set1_epi32(!0xffff));
+        Self::add_squares(sums, at, [_mm256_castsi256_ps(evens), _mm256_castsi256_ps(odds)]);
+    }
+    #[inline(always)]
     unsafe fn store_sums(sums: &[__m256d; 8]) -> [f64; BLOCK] {
         let mut out = [0.0; BLOCK];
         for (to, &from) in out.chunks_exact_mut(4).zip(sums) {

@@ -46,6 +46,12 @@ const GATHER: [u16; 32] = {
     from
 };
 
+#[inline(always)]
+unsafe fn add_eight(sums: &mut __m512d, x: __m256) {
+    let x = _mm512_cvtps_pd(x);
+    *sums = _mm512_fmadd_pd(x, x, *sums);
+}
+
 impl Lanes for Avx512 {
     const LANES: usize = 32;
     type F = [__m512; 2];
@@ -199,10 +205,18 @@ impl Lanes for Avx512 {
         let _ = at; // always 0
         for (sums, x) in sums.chunks_exact_mut(2).zip(x) {
             let upper = _mm512_extracti64x4_epi64::<1>(_mm512_castps_si512(x));
-            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-            let high = _mm512_cvtps_pd(_mm256_castsi256_ps(upper));
-            sums[0] = _mm512_fmadd_pd(low, low, sums[0]);
-            sums[1] = _mm512_fmadd_pd(high, high, sums[1]);
+            add_eight(&mut sums[0], _mm512_castps512_ps256(x));
+            add_eight(&mut sums[1], _mm256_castsi256_ps(upper));
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_squares_bf16(sums: &mut [__m512d; 4], at: usize, from: *const u16) {
+        let _ = at; // always 0
+        for (half, sums) in sums.chunks_exact_mut(2).enumerate() {
+            let packed = _mm256_loadu_si256(from.cast::<__m256i>().add(half));
+            let odds = _mm256_and_si256(packed, _mm256_set1_epi32(!0xffff));
+            add_eight(&mut sums[0], _mm256_castsi256_ps(_mm256_slli_epi32::<16>(packed)));
+            add_eight(&mut sums[1], _mm256_castsi256_ps(odds));
         }
     }
     #[inline(always)]

@@ -95,7 +95,9 @@ impl<K: Weights, M: Moment, G: Read> Streams<K, M, G> {
             for i in whole..self.len {
                 self.apply(tail, &words, i, false);
             }
-            L::fence();
+            if self.weights.streams() {
+                L::fence();
+            }
         }
     }
 

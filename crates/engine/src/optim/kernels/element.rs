@@ -16,6 +16,15 @@ pub(super) trait Read: Element {
     /// # Safety
     /// As [`Lanes`]: the CPU has `L`, and `from` is readable for `L::LANES` elements.
     unsafe fn load<L: Lanes>(from: *const Self::Raw) -> L::F;
+    /// Adds the squares of a group that starts at `at` within its block.
+    ///
+    /// # Safety
+    /// As [`Read::load`].
+    #[inline(always)]
+    unsafe fn add_squares<L: Lanes>(sums: &mut L::Sums, at: usize, from: *const Self::Raw) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { L::add_squares(sums, at, Self::load::<L>(from)) }
+    }
 }
 
 /// Elements that can be rounded to, to nearest even.
@@ -102,6 +111,11 @@ impl Read for Bf16 {
     unsafe fn load<L: Lanes>(from: *const u16) -> L::F {
         // SAFETY: our contract is that of Lanes.
         unsafe { L::float(L::load_high(from)) }
+    }
+    #[inline(always)]
+    unsafe fn add_squares<L: Lanes>(sums: &mut L::Sums, at: usize, from: *const u16) {
+        // SAFETY: our contract is that of Lanes.
+        unsafe { L::add_squares_bf16(sums, at, from) }
     }
 }
 

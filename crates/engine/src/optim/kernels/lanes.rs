@@ -75,6 +75,9 @@ pub(super) trait Lanes {
     unsafe fn no_sums() -> Self::Sums;
     /// Adds the squares of `x`, exact in `f64`, to the sums from `at`, a multiple of `LANES`.
     unsafe fn add_squares(sums: &mut Self::Sums, at: usize, x: Self::F);
+    /// The same for bfloat16 in memory, where evens and odds unpack without a shuffle: of every 16 elements the evens go
+    /// to the first 8 sums, the odds to the others.
+    unsafe fn add_squares_bf16(sums: &mut Self::Sums, at: usize, from: *const u16);
     unsafe fn store_sums(sums: &Self::Sums) -> [f64; BLOCK];
 
     /// Hints that the line at this address is needed soon; it need not exist.

@@ -138,37 +138,43 @@ impl Job for Probe {
 }
 
 /// See [`super::update`].
-pub(super) fn update(level: Level, chunk: Chunk<'_>, consts: &Consts) {
+pub(super) fn update(level: Level, chunk: &mut Chunk<'_>, consts: &Consts) {
     by_grad(Update(level, consts), chunk);
 }
 
 /// See [`super::probe`].
-pub(super) fn probe(level: Level, chunk: Chunk<'_>) {
+pub(super) fn probe(level: Level, chunk: &mut Chunk<'_>) {
     by_grad(Probe(level), chunk);
 }
 
 /// From slices to typed streams: first the gradient, then the moments, last the weights.
-fn by_grad(job: impl Job, chunk: Chunk<'_>) {
+fn by_grad(job: impl Job, chunk: &mut Chunk<'_>) {
     chunk.check();
     let Chunk { weights, moments, grad, noise } = chunk;
     match grad {
-        Source::F32(g) => by_moments::<F32>(job, weights, moments, g, noise),
-        Source::Bf16(g) => by_moments::<Bf16>(job, weights, moments, g, noise),
-        Source::F16(g) => by_moments::<F16>(job, weights, moments, g, noise),
+        Source::F32(g) => by_moments::<F32>(job, weights, moments, g, *noise),
+        Source::Bf16(g) => by_moments::<Bf16>(job, weights, moments, g, *noise),
+        Source::F16(g) => by_moments::<F16>(job, weights, moments, g, *noise),
     }
 }
 
-fn by_moments<G: Read>(job: impl Job, weights: layout::Weights<'_>, moments: Moments<'_>, g: &[G::Raw], noise: Noise) {
+fn by_moments<G: Read>(
+    job: impl Job,
+    weights: &mut layout::Weights<'_>,
+    moments: &mut Moments<'_>,
+    grad: &[G::Raw],
+    noise: Noise,
+) {
     match moments {
-        Moments::F32(m) => by_weights::<F32, G>(job, weights, m, g, noise),
-        Moments::Bf16(m) => by_weights::<Bf16, G>(job, weights, m, g, noise),
+        Moments::F32(m) => by_weights::<F32, G>(job, weights, m, grad, noise),
+        Moments::Bf16(m) => by_weights::<Bf16, G>(job, weights, m, grad, noise),
     }
 }
 
 fn by_weights<M: Moment, G: Read>(
     job: impl Job,
-    weights: layout::Weights<'_>,
-    moments: Slices<'_, M::Raw>,
+    weights: &mut layout::Weights<'_>,
+    moments: &mut Slices<'_, M::Raw>,
     grad: &[G::Raw],
     noise: Noise,
 ) {
@@ -178,7 +184,7 @@ fn by_weights<M: Moment, G: Read>(
         len: exp_avg.len(),
         exp_avg: exp_avg.as_mut_ptr(),
         exp_avg_sq: exp_avg_sq.as_mut_ptr(),
-        max_exp_avg_sq: max_exp_avg_sq.map_or(std::ptr::null_mut(), <[_]>::as_mut_ptr),
+        max_exp_avg_sq: max_exp_avg_sq.as_mut().map_or(std::ptr::null_mut(), |max| max.as_mut_ptr()),
         grad: grad.as_ptr(),
         noise,
     };

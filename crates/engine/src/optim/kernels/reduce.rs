@@ -6,7 +6,7 @@ use super::lanes::Lanes;
 use super::scalar::Scalar;
 
 /// How far ahead to prefetch, in elements.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 4096;
 
 /// Where squares come from.
 trait Terms {
@@ -15,11 +15,11 @@ trait Terms {
     /// # Safety
     /// The CPU has `L`.
     unsafe fn prefetch<L: Lanes>(&self, i: usize);
-    /// One group of elements, each to be asked for once.
+    /// Adds the squares of the group of elements from `i`, which starts at `at` within its block.
     ///
     /// # Safety
-    /// The CPU has `L`; the elements exist.
-    unsafe fn next<L: Lanes>(&self, i: usize) -> L::F;
+    /// The CPU has `L`; the elements exist, and each is asked for once.
+    unsafe fn add<L: Lanes>(&self, sums: &mut L::Sums, at: usize, i: usize);
 }
 
 /// As they are.
@@ -32,9 +32,9 @@ impl<G: Read> Terms for Plain<G> {
         unsafe { prefetch::<L, G>(self.0, i) }
     }
     #[inline(always)]
-    unsafe fn next<L: Lanes>(&self, i: usize) -> L::F {
+    unsafe fn add<L: Lanes>(&self, sums: &mut L::Sums, at: usize, i: usize) {
         // SAFETY: our contract.
-        unsafe { G::load::<L>(self.0.add(i)) }
+        unsafe { G::add_squares::<L>(sums, at, self.0.add(i)) }
     }
 }
 
@@ -54,17 +54,18 @@ impl<G: Read> Terms for Added<G> {
         }
     }
     #[inline(always)]
-    unsafe fn next<L: Lanes>(&self, i: usize) -> L::F {
+    unsafe fn add<L: Lanes>(&self, sums: &mut L::Sums, at: usize, i: usize) {
         // SAFETY: our contract.
         unsafe {
             let x = L::add(L::load(self.sum.add(i)), G::load::<L>(self.addend.add(i)));
             L::store(self.sum.add(i), x);
-            x
+            L::add_squares(sums, at, x);
         }
     }
 }
 
-/// The sum of squares in `f64`: lane `i % BLOCK` takes element `i`, then the lanes are added in a fixed order.
+/// The sum of squares in `f64`: elements at the same place in their block share a sum, then those are added in a fixed
+/// order.
 ///
 /// # Safety
 /// The CPU has `L`; the terms have `len` elements.
@@ -77,13 +78,12 @@ unsafe fn sum_squares<L: Lanes>(terms: &impl Terms, len: usize) -> f64 {
         for block in (0..whole).step_by(BLOCK) {
             terms.prefetch::<L>(block + AHEAD);
             for at in (0..BLOCK).step_by(L::LANES) {
-                L::add_squares(&mut sums, at, terms.next::<L>(block + at));
+                terms.add::<L>(&mut sums, at, block + at);
             }
         }
         let mut sums = L::store_sums(&sums);
         for i in whole..len {
-            let x = f64::from(terms.next::<Scalar>(i));
-            sums[i % BLOCK] += x * x;
+            terms.add::<Scalar>(&mut sums, i - whole, i);
         }
         let mut half = BLOCK / 2;
         while half > 0 {

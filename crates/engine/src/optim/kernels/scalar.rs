@@ -150,6 +150,11 @@ impl Lanes for Scalar {
         sums[at] += x * x;
     }
     #[inline(always)]
+    unsafe fn add_squares_bf16(sums: &mut [f64; BLOCK], at: usize, from: *const u16) {
+        let at = at / 16 * 16 + at % 2 * 8 + at % 16 / 2;
+        Self::add_squares(sums, at, f32::from_bits(Self::load_high(from)));
+    }
+    #[inline(always)]
     unsafe fn store_sums(sums: &[f64; BLOCK]) -> [f64; BLOCK] {
         *sums
     }

@@ -5,6 +5,9 @@ use super::element::{Bf16, Element, F32, Read, Write};
 use super::lanes::Lanes;
 use super::random::{self, WINDOW};
 
+/// Least number of elements to stream: the fence at the end is dear.
+const STREAM: usize = 4096;
+
 /// Weights that a loop reads and writes at element `i`.
 ///
 /// # Safety
@@ -14,6 +17,10 @@ pub(super) trait Weights {
     const RANDOM: bool;
     /// Whether storing rounds by carrying; see [`random::round`].
     const CARRIES: bool;
+    /// Whether stores bypass the caches and need a fence.
+    fn streams(&self) -> bool {
+        false
+    }
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F;
     /// `whole`: the elements lie in a whole block, `i` being a multiple of `L::LANES`.
     unsafe fn store<L: Lanes>(&self, i: usize, x: L::F, word: L::I, whole: bool);
@@ -31,13 +38,18 @@ pub(super) struct Master<W: Write> {
 
 impl<W: Write> Master<W> {
     pub(super) fn new(master: &mut [f32], weight: *mut W::Raw) -> Self {
-        Self { master: master.as_mut_ptr(), weight, stream: weight.addr().is_multiple_of(64) }
+        let stream = master.len() >= STREAM && weight.addr().is_multiple_of(64);
+        Self { master: master.as_mut_ptr(), weight, stream }
     }
 }
 
 impl<W: Write> Weights for Master<W> {
     const RANDOM: bool = false;
     const CARRIES: bool = false;
+    #[inline(always)]
+    fn streams(&self) -> bool {
+        self.stream
+    }
     #[inline(always)]
     unsafe fn load<L: Lanes>(&self, i: usize) -> L::F {
         // SAFETY: our contract is that of Lanes.

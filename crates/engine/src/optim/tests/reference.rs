@@ -120,7 +120,7 @@ impl State {
 
     /// Runs the kernel over `range`, with the noise of parameter 3 in this step.
     pub(super) fn update(&mut self, level: Level, range: Range<usize>, step: u64, c: &Consts) {
-        update(level, self.chunk(range, step), c);
+        update(level, &mut self.chunk(range, step), c);
     }
 
     pub(super) fn chunk(&mut self, r: Range<usize>, step: u64) -> Chunk<'_> {
@@ -173,7 +173,8 @@ impl State {
                 Form::Split => f32::from_bits((u32::from(self.high[i]) << 16).wrapping_add(self.low[i] as i16 as u32)),
                 Form::Bare => bf16::from_bits(self.w.half[i]).to_f32(),
             };
-            let mut g = if grad == F16 { f16::from_bits(self.grad.half[i]).to_f32() } else { self.grad.get(grad == Bf16, i) };
+            let mut g =
+                if grad == F16 { f16::from_bits(self.grad.half[i]).to_f32() } else { self.grad.get(grad == Bf16, i) };
             g *= scale as f32;
             if h.maximize {
                 g = -g;
@@ -218,7 +219,8 @@ impl State {
     /// Every byte that the layout writes; NaN payloads made equal.
     pub(super) fn bits(&self) -> Vec<u32> {
         let Layout { form, bf16_moments, amsgrad, .. } = self.layout;
-        let wide = |x: &Both| x.wide.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<_>>();
+        let wide =
+            |x: &Both| x.wide.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<_>>();
         let half = |x: &[u16], f16_: bool| {
             let nan = |x: u16| if f16_ { f16::from_bits(x).is_nan() } else { bf16::from_bits(x).is_nan() };
             x.iter().map(|&x| if nan(x) { u32::MAX } else { x.into() }).collect::<Vec<_>>()
