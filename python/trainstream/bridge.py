@@ -50,15 +50,24 @@ class Bridge:
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
-    def add_slots(self, params: Sequence[Tensor]) -> list[int]:
+    def add_slots(
+        self, params: Sequence[Tensor], amsgrad: Sequence[bool], *, master: str, moment_dtype: str
+    ) -> list[int]:
         """Host state for these parameters, as slot numbers."""
-        numbers = self._engine.add_slots([(p.numel(), dtype_name(p.dtype)) for p in params])
+        specs = [
+            (p.numel(), dtype_name(p.dtype), master, moment_dtype, ams) for p, ams in zip(params, amsgrad, strict=True)
+        ]
+        numbers = self._engine.add_slots(specs)
         self._weights.extend(params)
         return numbers
 
     def load_weight(self, slot: int, weight: Tensor) -> None:
         """Master := weight (waits)."""
         self._engine.load_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
+
+    def merge_weight(self, slot: int, weight: Tensor) -> None:
+        """Master := weight where that is no rounding of the master (waits)."""
+        self._engine.merge_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
 
     def push_gradient(self, slot: int, grad: Tensor, like: Tensor, *, add: bool) -> None:
         """Starts a gradient's way to the host and keeps its memory until it has arrived."""
@@ -95,13 +104,13 @@ class Bridge:
         self._engine.drain()
 
     def array(self, slot: int, which: str, like: Tensor) -> Tensor:
-        """A copy of ``master``, ``exp_avg`` or ``exp_avg_sq``: fp32 on the CPU, shaped like ``like``."""
+        """A copy of ``master`` or a moment, under torch's name: fp32 on the CPU, shaped like ``like``."""
         out = _host_like(like)
         self._engine.read_array(slot, which, out.data_ptr(), out.numel())
         return out
 
     def set_array(self, slot: int, which: str, value: Tensor, like: Tensor) -> None:
-        """Replaces ``master``, ``exp_avg`` or ``exp_avg_sq``."""
+        """Replaces ``master`` or a moment."""
         value = _host_like(like).copy_(value)
         self._engine.write_array(slot, which, value.data_ptr(), value.numel())
 

@@ -19,7 +19,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "param_offload": (False, "auto"),
     "activation_offload": (False, "auto"),
     "optimizer_mode": ("cpu", "auto"),
-    "moment_dtype": ("float32", "auto", torch.float32),
     "distributed": (False, None),
     "max_grad_norm": (None,),
     "accumulation_steps": (1,),
@@ -40,7 +39,8 @@ def check_later_options(options: Mapping[str, Any]) -> None:
 
 
 def _known() -> set[str]:
-    return {"device", "threads", "pin", "guard_params", "max_inflight_bytes", "lr", "verbose", *NOT_YET}
+    ours = {"device", "threads", "pin", "moment_dtype", "master", "guard_params", "max_inflight_bytes", "lr", "verbose"}
+    return ours | set(NOT_YET)
 
 
 def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> None:
@@ -51,6 +51,25 @@ def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> Non
         raise ConfigError(f'pin={pin!r}: expected "auto", True or False')
     if not isinstance(max_inflight_bytes, int) or max_inflight_bytes < 0:
         raise ConfigError(f"max_inflight_bytes={max_inflight_bytes!r}: expected a number of bytes of at least 0")
+
+
+def moment_dtype(value: Any) -> str:
+    """The option in the engine's words."""
+    for dtype, names in {
+        "float32": ("auto", "float32", torch.float32),
+        "bfloat16": ("bfloat16", torch.bfloat16),
+    }.items():
+        if any(value is name or value == name for name in names):
+            return dtype
+    raise ConfigError(f'moment_dtype={value!r}: expected "float32", "bfloat16" or "auto"')
+
+
+def check_master(value: Any, params: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuses an unknown ``master``, and one that would change nothing."""
+    if value not in ("float32", "split", "none"):
+        raise ConfigError(f'master={value!r}: expected "float32", "split" or "none"')
+    if value != "float32" and all(p.dtype != torch.bfloat16 for _, p in params):
+        raise ConfigError(f'master={value!r}: no parameter is bfloat16, expected "float32"')
 
 
 def check_parameter(name: str, p: nn.Parameter) -> None:
@@ -82,8 +101,6 @@ def check_group(index: int, group: Mapping[str, Any]) -> None:
     for name, (value, low, high) in ranges.items():
         if not low <= float(value) < high:
             raise ConfigError(f"{name}={value!r} of group {index}: expected at least {low} and below {high}")
-    if group.get("amsgrad"):
-        raise ConfigError(f"amsgrad=True of group {index}: not in this version, expected False")
 
 
 def one_device(params: Iterable[tuple[str, nn.Parameter]]) -> torch.device:

@@ -17,7 +17,7 @@ from .slots import Slot
 
 
 class OffloadAdamW(torch.optim.Optimizer):
-    """AdamW (or Adam) with fp32 master weights and moments in host memory.
+    """AdamW (or Adam) with master weights and moments in host memory.
 
     Gradients leave the device while backward runs; :meth:`step` queues the updates on host threads and
     returns at once; whoever reads a weight next waits for its update. Arithmetic follows
@@ -26,8 +26,15 @@ class OffloadAdamW(torch.optim.Optimizer):
     Args:
         params: parameters or groups, float32, bfloat16 or float16, dense, all on one device. Frozen ones
             are kept in their groups and left alone.
-        lr, betas, eps, weight_decay, maximize: as in :class:`torch.optim.AdamW`; read at each ``step()``.
+        lr, betas, eps, weight_decay, maximize, amsgrad: as in :class:`torch.optim.AdamW`; read at each ``step()``.
+            ``amsgrad`` of a group stays as it is.
         decoupled: AdamW's decay; ``False`` is Adam with L2 in the gradient.
+        moment_dtype: ``"float32"`` (also ``"auto"``), or ``"bfloat16"`` with stochastic rounding: 4 bytes per
+            parameter less. Names or torch dtypes.
+        master: how bfloat16 weights keep their fp32 master; others have it always. ``"float32"``: whole, 4 bytes
+            beside the 2 of the weight. ``"split"``: two 16-bit halves of which one is the weight, 2 bytes beside it,
+            the same values (halfway cases round up, not to even). ``"none"``: no master, weights are rounded
+            stochastically.
         names: names of parameters for messages; numbers otherwise.
         threads: update threads; ``None`` is this rank's share of the CPUs it may use.
         pin: ``"auto"`` page-locks host memory and falls back, with a warning in the report, where the
@@ -53,6 +60,8 @@ class OffloadAdamW(torch.optim.Optimizer):
         maximize: bool = False,
         amsgrad: bool = False,
         decoupled: bool = True,
+        moment_dtype: str | torch.dtype = "auto",
+        master: str = "float32",
         names: Mapping[nn.Parameter, str] | None = None,
         threads: int | None = None,
         pin: str | bool = "auto",
@@ -61,6 +70,7 @@ class OffloadAdamW(torch.optim.Optimizer):
     ) -> None:
         checks.check_engine_options(threads, pin, max_inflight_bytes)
         self._bridge: Bridge | None = None
+        self._master, self._moment_dtype = master, checks.moment_dtype(moment_dtype)
         self._slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._names = WeakIdKeyDictionary(dict(names or {}))
         self._guard_params, self._ranked = guard_params, 0
@@ -73,6 +83,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         trained = self._trained(self.param_groups)
         for name, p in trained:
             checks.check_parameter(name, p)
+        checks.check_master(master, trained)
         self._bridge = Bridge(checks.one_device(trained), threads, pin, max_inflight_bytes)
         weakref.finalize(self, self._bridge.close).atexit = False  # the bridge sees to that itself
         try:
@@ -100,9 +111,18 @@ class OffloadAdamW(torch.optim.Optimizer):
         ]
 
     def _adopt(self, params: list[tuple[str, nn.Parameter]]) -> None:
-        numbers = self.engine.add_slots([p for _, p in params])
+        ams = {p for group in self.param_groups if group["amsgrad"] for p in group["params"]}
+        numbers = self.engine.add_slots(
+            [p for _, p in params],
+            [p in ams for _, p in params],
+            master=self._master,
+            moment_dtype=self._moment_dtype,
+        )
         # All weights first: a copy that fails leaves no hook behind.
-        slots = [Slot(self.engine, number, name, p) for number, (name, p) in zip(numbers, params, strict=True)]
+        slots = []
+        for number, (name, p) in zip(numbers, params, strict=True):
+            has_master = self._master != "none" or p.dtype != torch.bfloat16
+            slots.append(Slot(self.engine, number, name, p, amsgrad=p in ams, master=has_master))
         for slot in slots:
             self._slots[slot.param] = slot
             self._handles.append(slot.param.register_post_accumulate_grad_hook(_hook(slot)))
@@ -176,6 +196,7 @@ class OffloadAdamW(torch.optim.Optimizer):
             hypers.append(_hyper(group))
             for p in group["params"]:
                 if p.grad is not None and p in self._slots:
+                    self._slots[p].check_amsgrad(g, group["amsgrad"])
                     work.append((self._slots[p], g))
         self.wait_for(slot for slot, _ in work)
         for slot, _ in work:
@@ -190,7 +211,7 @@ class OffloadAdamW(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """torch's AdamW state dict, with a fp32 ``master`` beside the moments. Tensors are copies on the CPU."""
+        """torch's AdamW state dict, with ``master`` beside the moments. Tensors are fp32 copies on the CPU."""
         if self._healthy():
             self.engine.drain()
         try:
@@ -228,8 +249,12 @@ class OffloadAdamW(torch.optim.Optimizer):
                     loads.append((self._slots[p], state))
                 elif state and p.requires_grad:
                     raise ConfigError(f"parameter {i} of the state dict has no host state here")
-        for i, group in enumerate(state_dict["param_groups"]):
-            checks.check_group(i, {**self.defaults, **group})
+        for i, (group, own) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+            settings = {**self.defaults, **group}
+            checks.check_group(i, settings)
+            for p in own["params"]:
+                if p in self._slots:
+                    self._slots[p].check_amsgrad(i, settings["amsgrad"])
         decoupled = [group["decoupled_weight_decay"] for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         for group, value in zip(self.param_groups, decoupled, strict=True):

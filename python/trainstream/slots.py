@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from . import guard
-from ._engine import DeviceError, ParameterError
+from ._engine import ConfigError, DeviceError, ParameterError
 from .bridge import Bridge, address
 from .grads import StreamedGrad
-
-ARRAYS = ("exp_avg", "exp_avg_sq", "master")
 
 
 class Slot:
@@ -22,11 +20,16 @@ class Slot:
         grad: the live gradient; ``p.grad`` counts only while it is this very object.
         pending: an update was queued that the compute stream may not see yet.
         rank: position in the first forward; updates run in that order.
+        amsgrad: whether ``max_exp_avg_sq`` is among its moments.
     """
 
-    def __init__(self, bridge: Bridge, number: int, name: str, param: nn.Parameter) -> None:
+    def __init__(
+        self, bridge: Bridge, number: int, name: str, param: nn.Parameter, *, amsgrad: bool, master: bool
+    ) -> None:
         self._bridge, self.number, self.name, self.param = bridge, number, name, param
-        self._dtype = param.dtype
+        self._dtype, self.amsgrad = param.dtype, amsgrad
+        self._moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
+        self._arrays = (*self._moments, "master") if master else self._moments
         self.grad: StreamedGrad | None = None
         self.pending = False
         self.rank: int | None = None
@@ -79,13 +82,7 @@ class Slot:
             raise ParameterError(f"parameter {self.name} was {self._dtype} at wrap() and is {p.dtype} now: wrap again")
         if (p._version, address(p)) == (self._version, self._address):
             return
-        if p.dtype == torch.float32:
-            self._bridge.load_weight(self.number, p)
-        else:
-            weight = p.detach().cpu()
-            master = self._bridge.array(self.number, "master", p)
-            merged = torch.where(master.to(weight.dtype) == weight, master, weight.float())
-            self._bridge.set_array(self.number, "master", merged, p)
+        self._bridge.merge_weight(self.number, p)
         self._saw_weight()
 
     def updated(self, guarded: bool) -> None:
@@ -101,19 +98,28 @@ class Slot:
         self.pending = False
         guard.lower_guard(self.param)
 
+    def check_amsgrad(self, group: int, amsgrad: bool) -> None:
+        """Raises if the group's ``amsgrad`` is not the one that the state was made for."""
+        if bool(amsgrad) != self.amsgrad:
+            raise ConfigError(
+                f"amsgrad={amsgrad!r} of group {group}: the state of {self.name} was made with amsgrad={self.amsgrad}, "
+                "and that cannot change"
+            )
+
     def state(self) -> dict[str, Any]:
-        """torch's AdamW state of this parameter, plus ``master``; empty before the first update."""
+        """torch's AdamW state of this parameter, plus ``master`` if it has one, all fp32; empty before the first
+        update."""
         step = self._bridge.step(self.number)
         if step == 0:
             return {}
-        arrays = {name: self._bridge.array(self.number, name, self.param) for name in ARRAYS}
+        arrays = {name: self._bridge.array(self.number, name, self.param) for name in self._arrays}
         return {"step": torch.tensor(float(step)), **arrays}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises if :meth:`load_state` could not take ``state``."""
         if not state:
             return
-        for key in ("step", "exp_avg", "exp_avg_sq"):
+        for key in ("step", *self._moments):
             if key not in state:
                 raise ParameterError(f"state of {self.name} has no {key!r}")
         step = state["step"]
@@ -123,7 +129,7 @@ class Slot:
             valid = False
         if not valid:
             raise ParameterError(f"state of {self.name}: step is {step!r}, expected a whole number of at least 0")
-        for key in ARRAYS:
+        for key in self._arrays:
             value = state.get(key)
             if value is not None and (not isinstance(value, Tensor) or value.shape != self.param.shape):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -131,9 +137,9 @@ class Slot:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Replaces the state by torch's; an empty one means never updated."""
-        for key in ("exp_avg", "exp_avg_sq"):
+        for key in self._moments:
             self._bridge.set_array(self.number, key, state.get(key, torch.zeros(())), self.param)
         self._bridge.set_step(self.number, int(state.get("step", 0)))
-        if self._dtype != torch.float32 and "master" in state:
+        if self._dtype != torch.float32 and "master" in self._arrays and "master" in state:
             self._bridge.set_array(self.number, "master", state["master"], self.param)
             self._version = -1  # the weights may be loaded before or after: reconcile at the next step

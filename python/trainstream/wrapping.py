@@ -54,6 +54,8 @@ def wrap(
     lr: float | Tensor | None = None,
     threads: int | None = None,
     pin: str | bool = "auto",
+    moment_dtype: str | torch.dtype = "auto",
+    master: str = "float32",
     guard_params: bool = True,
     max_inflight_bytes: int = 256 << 20,
     verbose: bool = False,
@@ -68,7 +70,7 @@ def wrap(
         device: where the weights live, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``; ``None`` leaves them where
             they are. On ``"cpu"`` everything works the same, for machines without a GPU.
         lr: learning rate when ``optimizer`` is ``None``.
-        threads, pin, guard_params, max_inflight_bytes: see :class:`OffloadAdamW`.
+        threads, pin, moment_dtype, master, guard_params, max_inflight_bytes: see :class:`OffloadAdamW`.
         verbose: log one line about what was done.
         later: options of later versions, accepted with the values that mean "as today".
 
@@ -80,6 +82,7 @@ def wrap(
     """
     checks.check_later_options(later)
     checks.check_engine_options(threads, pin, max_inflight_bytes)
+    checks.moment_dtype(moment_dtype)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
     if model in _wrapped:
@@ -94,6 +97,7 @@ def wrap(
         checks.check_group(i, group)
     for name, p in trained:
         checks.check_parameter(name, p)
+    checks.check_master(master, trained)
     here = checks.one_device(trained)
     target = _target(device, here)
     if target != here:
@@ -104,6 +108,8 @@ def wrap(
         names=names,
         threads=threads,
         pin=pin,
+        moment_dtype=moment_dtype,
+        master=master,
         guard_params=guard_params,
         max_inflight_bytes=max_inflight_bytes,
     )

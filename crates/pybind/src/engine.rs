@@ -12,7 +12,7 @@ use trainstream_engine::dtype::DType;
 use trainstream_engine::engine::Update;
 use trainstream_engine::host::Pin;
 use trainstream_engine::optim::Hyper;
-use trainstream_engine::store::{Array, SlotSpec};
+use trainstream_engine::store::{Array, Master, SlotSpec};
 use trainstream_engine::{Engine, Error, Options, Result};
 
 use crate::door::{enter, wait};
@@ -35,6 +35,8 @@ impl PyTransfer {
     }
 }
 
+/// `(numel, dtype, master, moment_dtype, amsgrad)`.
+type PySpec = (usize, String, String, String, bool);
 /// `(slot, weight address, weight bytes, index into hypers)`.
 type PyUpdate = (usize, u64, usize, usize);
 /// `(lr, beta1, beta2, eps, weight_decay, decoupled, maximize)`.
@@ -60,10 +62,9 @@ impl PyEngine {
         enter(py, || Engine::new(options)).map(PyEngine)
     }
 
-    /// Reserves state for `(numel, dtype)` parameters; returns slot numbers.
-    fn add_slots(&self, py: Python<'_>, specs: Vec<(usize, String)>) -> PyResult<Vec<usize>> {
-        let parse = |(numel, name): (usize, String)| Ok(SlotSpec { numel, weight: DType::parse("dtype", &name)? });
-        let specs = specs.into_iter().map(parse).collect::<Result<Vec<_>>>().map_err(raise)?;
+    /// Reserves state for parameters; returns slot numbers.
+    fn add_slots(&self, py: Python<'_>, specs: Vec<PySpec>) -> PyResult<Vec<usize>> {
+        let specs = specs.into_iter().map(parse_spec).collect::<Result<Vec<_>>>().map_err(raise)?;
         enter(py, || self.0.add_slots(&specs))
     }
 
@@ -112,30 +113,21 @@ impl PyEngine {
         wait(py, |slice| self.0.drain(slice))
     }
 
-    /// Copies `master`, `exp_avg` or `exp_avg_sq` of a slot to a contiguous CPU fp32 tensor.
-    fn read_array(&self, py: Python<'_>, slot: usize, which: &str, address: u64, numel: usize) -> PyResult<()> {
-        let array = parse_array(which).map_err(raise)?;
-        enter(py, || {
-            let copy = |from: &mut [f32]| {
-                same_length(slot, from.len(), numel).map(|()| {
-                    tensor::floats_mut(address, numel).copy_from_slice(from);
-                })
-            };
-            self.0.with_array(slot, array, copy)?
-        })
+    /// Takes over a 16-bit weight that somebody else may have changed, and waits.
+    fn merge_weight(&self, py: Python<'_>, slot: usize, address: u64, bytes: usize, stream: u64) -> PyResult<()> {
+        enter(py, || self.0.merge_weight(slot, tensor::range(address, bytes), ComputeStream(stream)))
     }
 
-    /// Copies a contiguous CPU fp32 tensor to `master`, `exp_avg` or `exp_avg_sq` of a slot.
+    /// Copies an array of a slot to a contiguous CPU fp32 tensor.
+    fn read_array(&self, py: Python<'_>, slot: usize, which: &str, address: u64, numel: usize) -> PyResult<()> {
+        let array = parse_array(which).map_err(raise)?;
+        enter(py, || self.0.read_array(slot, array, tensor::floats_mut(address, numel)))
+    }
+
+    /// Replaces an array of a slot by a contiguous CPU fp32 tensor.
     fn write_array(&self, py: Python<'_>, slot: usize, which: &str, address: u64, numel: usize) -> PyResult<()> {
         let array = parse_array(which).map_err(raise)?;
-        enter(py, || {
-            let copy = |to: &mut [f32]| {
-                same_length(slot, to.len(), numel).map(|()| {
-                    to.copy_from_slice(tensor::floats(address, numel));
-                })
-            };
-            self.0.with_array(slot, array, copy)?
-        })
+        enter(py, || self.0.write_array(slot, array, tensor::floats(address, numel)))
     }
 
     /// Copies the gradient of a slot to a contiguous CPU fp32 tensor.
@@ -208,12 +200,19 @@ impl PyEngine {
     }
 }
 
-fn same_length(slot: usize, ours: usize, theirs: usize) -> Result<()> {
-    if ours == theirs {
-        Ok(())
-    } else {
-        Err(Error::Slot { slot, why: format!("got {theirs} elements, expected {ours}") })
-    }
+fn parse_spec((numel, dtype, master, moments, amsgrad): PySpec) -> Result<SlotSpec> {
+    let master = match master.as_str() {
+        "float32" => Master::F32,
+        "split" => Master::Split,
+        "none" => Master::None,
+        _ => return Err(unknown("master", &master, "float32, split or none")),
+    };
+    let bf16_moments = match DType::parse("moment_dtype", &moments)? {
+        DType::F32 => false,
+        DType::Bf16 => true,
+        DType::F16 => return Err(unknown("moment_dtype", &moments, "float32 or bfloat16")),
+    };
+    Ok(SlotSpec { numel, weight: DType::parse("dtype", &dtype)?, master, bf16_moments, amsgrad })
 }
 
 fn parse_hyper((lr, beta1, beta2, eps, weight_decay, decoupled, maximize): PyHyper) -> Hyper {
@@ -225,11 +224,7 @@ fn parse_pin(value: &str) -> Result<Pin> {
         "auto" => Ok(Pin::Auto),
         "True" => Ok(Pin::Always),
         "False" => Ok(Pin::Never),
-        _ => Err(Error::Config {
-            option: "pin",
-            value: value.into(),
-            allowed: "expected \"auto\", True or False".into(),
-        }),
+        _ => Err(unknown("pin", value, "\"auto\", True or False")),
     }
 }
 
@@ -238,12 +233,13 @@ fn parse_array(value: &str) -> Result<Array> {
         "master" => Ok(Array::Master),
         "exp_avg" => Ok(Array::ExpAvg),
         "exp_avg_sq" => Ok(Array::ExpAvgSq),
-        _ => Err(Error::Config {
-            option: "array",
-            value: value.into(),
-            allowed: "expected master, exp_avg or exp_avg_sq".into(),
-        }),
+        "max_exp_avg_sq" => Ok(Array::MaxExpAvgSq),
+        _ => Err(unknown("array", value, "master, exp_avg, exp_avg_sq or max_exp_avg_sq")),
     }
+}
+
+fn unknown(option: &'static str, value: &str, allowed: &str) -> Error {
+    Error::Config { option, value: value.into(), allowed: format!("expected {allowed}") }
 }
 
 fn parse_faults(dict: &Bound<'_, PyDict>) -> PyResult<Faults> {
@@ -256,10 +252,7 @@ fn parse_faults(dict: &Bound<'_, PyDict>) -> PyResult<Faults> {
             "fail_copy" => faults.fail_copy = value.extract()?,
             "pin_limit" => faults.pin_limit = value.extract()?,
             "panic_job" => faults.panic_job = value.extract()?,
-            other => {
-                let error = Error::Config { option: "faults", value: other.into(), allowed: "unknown fault".into() };
-                return Err(raise(error));
-            }
+            other => return Err(raise(unknown("faults", other, "a field of Faults"))),
         }
     }
     Ok(faults)
