@@ -250,6 +250,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    parser.add_argument("--moment-dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--master", choices=("float32", "split", "none"), default="float32")
     parser.add_argument("--compare", action="store_true", help="train again with plain torch.optim.AdamW")
     parser.add_argument("--out", type=Path, default=Path("out/train_text.png"), help="where the loss curve goes")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -266,7 +268,8 @@ def main() -> None:
     args = parse()
     corpus = Corpus()
     model, optimizer = build(args, corpus)
-    model, optimizer = trainstream.wrap(model, optimizer, device=args.device)  # the one line
+    options = dict(moment_dtype=args.moment_dtype, master=args.master)
+    model, optimizer = trainstream.wrap(model, optimizer, device=args.device, **options)  # the one line
     run = train("trainstream", model, optimizer, corpus, args)
     report = trainstream.memory_report(model)
 

@@ -86,7 +86,7 @@ class Gpt(nn.Module):
 
 
 class Strides(nn.Module):
-    """A channels_last convolution, a transposed parameter and a gradient that arrives expanded."""
+    """A channels_last convolution, a transposed parameter, a batch of rows and a gradient that arrives expanded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,12 +94,14 @@ class Strides(nn.Module):
         self.conv.to(memory_format=torch.channels_last)
         self.tilted = nn.Parameter(torch.randn(5, 3).t())
         self.summed = nn.Parameter(torch.randn(7, 2))
+        self.row = nn.Parameter(torch.randn(2, 1, 100))  # bmm gives it a gradient with other strides
 
     def loss(self, generator: torch.Generator) -> Tensor:
         x = torch.randn(2, 3, 6, 6, generator=generator).to(self.summed.device)
         y = self.conv(x.contiguous(memory_format=torch.channels_last))
         z = x[:, :, 0, :5] * self.tilted
-        return y.square().mean() + (z - 1).square().mean() + self.summed.sum()
+        w = torch.bmm(self.row, torch.randn(2, 100, 3, generator=generator).to(x.device))
+        return y.square().mean() + (z - 1).square().mean() + self.summed.sum() + w.square().mean()
 
 
 class Chooser(nn.Module):
@@ -152,13 +154,14 @@ def train(model: Any, optimizer: Any, steps: int, first: int = 0) -> None:
         step(model, optimizer, i)
 
 
-def train_both(reference: Any, plain: Any, model: Any, ours: Any, steps: int) -> None:
-    """The same steps for both.
+def train_both(reference: Any, plain: Any, model: Any, ours: Any, steps: int, *, free: bool = True) -> None:
+    """The same steps for both. On a CPU and if ``free``, each with its own gradients.
 
-    On a GPU the reference gets the model's gradients, from ``autograd.grad``, which nothing of ours touches:
-    there the last bit of a weight can change the order of a sum, and Adam makes a step of that.
+    Otherwise the reference gets the model's gradients, from ``autograd.grad``, which nothing of ours touches. On a GPU
+    the last bit of a weight can change the order of a sum, and Adam makes a step of that; with 16-bit weights the last
+    bit of a master can change a rounding.
     """
-    if next(model.parameters()).device.type == "cpu":
+    if free and next(model.parameters()).device.type == "cpu":
         train(reference, plain, steps)
         train(model, ours, steps)
         return
@@ -222,6 +225,20 @@ class Masters:
         with torch.no_grad():
             for p, master in zip(self.params, self.masters, strict=True):
                 p.copy_(master)
+
+
+def assert_rounded(model: nn.Module, ours: Any, masters: Masters, *, ties: str = "even") -> None:
+    """16-bit weights are the rounding of our fp32 masters, bit for bit, and those agree with the reference's."""
+    state = ours.state_dict()["state"]
+    for i, (p, theirs) in enumerate(zip(model.parameters(), masters.masters, strict=True)):
+        ours_master = state[i]["master"]
+        if p.dtype == torch.bfloat16 and ties == "up":
+            expected = ((ours_master.view(torch.int32) + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
+        else:
+            expected = ours_master.to(p.dtype)
+        assert torch.equal(p.detach().cpu(), expected), i
+        excess = ((ours_master - theirs.detach()).abs() / theirs.detach().abs().clamp(min=1)).max().item()
+        assert excess <= 1e-6, f"master {i} differs by {excess:.3g}"
 
 
 def python(code: str, **environment: str) -> subprocess.Popen[str]:

@@ -99,7 +99,11 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"param_offload": True}, ("param_offload=True", "False")),
     ({"max_grad_norm": 1.0}, ("max_grad_norm=1.0", "None")),
     ({"accumulation_steps": 4}, ("accumulation_steps=4", "1")),
-    ({"moment_dtype": torch.bfloat16}, ("moment_dtype=torch.bfloat16",)),
+    ({"moment_dtype": torch.float16}, ("moment_dtype=torch.float16", "bfloat16")),
+    ({"moment_dtype": "int8"}, ("moment_dtype='int8'", "bfloat16")),
+    ({"master": "half"}, ("master='half'", "split")),
+    ({"master": None}, ("master=None", "split")),
+    ({"master": "split"}, ("master='split'", "no parameter is bfloat16")),
     ({"threads": 0}, ("threads=0",)),
     ({"threads": 1.5}, ("threads=1.5",)),
     ({"threads": True}, ("threads=True",)),
@@ -150,9 +154,8 @@ def test_optimizer_that_is_not_adam() -> None:
 
 
 def test_hyper_parameters() -> None:
-    """amsgrad and values out of range are refused with the group's number."""
+    """Values out of range are refused with the group's number."""
     model = Mlp(5, 2)
-    refused(model, adamw(model.parameters(), amsgrad=True), ConfigError, "amsgrad", "group 0")
     for key, value in {"lr": -1.0, "eps": -1.0, "weight_decay": float("nan"), "betas": (1.0, 0.9)}.items():
         optimizer = adamw(model.parameters())
         optimizer.param_groups[0][key] = value

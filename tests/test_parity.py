@@ -19,8 +19,8 @@ from models import (
     Strides,
     adamw,
     assert_close,
-    assert_equal,
     assert_moved,
+    assert_rounded,
     train,
     train_both,
     twins,
@@ -58,6 +58,37 @@ def test_same_gradients_of_any_size(device: str) -> None:
     assert_moved(model, start)
 
 
+@pytest.mark.parametrize("when", ["before wrap", "after wrap", "after a step", "between backward and step"])
+def test_memory_format_may_change(when: str, device: str) -> None:
+    """B23: weights moved to channels_last at any time train as before, and keep the new strides."""
+    torch.manual_seed(3)
+    reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3)).to(device)
+    model = copy.deepcopy(reference)
+    if when == "before wrap":
+        model.to(memory_format=torch.channels_last)
+    plain = adamw(reference.parameters())
+    model, ours = trainstream.wrap(model, adamw(model.parameters()))
+    for i in range(5):
+        if when == "after wrap" or (when == "after a step" and i == 2):
+            model.to(memory_format=torch.channels_last)
+        for p, q in zip(reference.parameters(), model.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, device=device)
+            q.grad = p.grad.clone()
+        if when == "between backward and step" and i == 2:
+            x = torch.randn(2, 3, 8, 8, device=device)
+            grads = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+            for p, grad in zip(reference.parameters(), grads, strict=True):
+                p.grad = grad.contiguous()
+            ours.zero_grad()
+            model(x).square().mean().backward()
+            for p in model.parameters():
+                p.data = p.data.to(memory_format=torch.channels_last) if p.dim() == 4 else p.data
+        plain.step()
+        ours.step()
+    assert_close(model, reference, TOLERANCE)
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_tied_weight_stays_one_parameter(device: str) -> None:
     """The head is the embedding after wrap, step and unwrap, has one host state and both keys in the state dict."""
     _, _, model, ours = twins(Gpt, device)
@@ -73,15 +104,15 @@ def test_tied_weight_stays_one_parameter(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("build", [Mlp, pytest.param(partial(Gpt, blocks=1), id="Gpt")])
 def test_16_bit_weights_are_the_rounded_fp32_master(build: Any, dtype: torch.dtype, device: str) -> None:
-    """20 steps of 16-bit weights equal, bit for bit, the rounding of an fp32-master AdamW in torch."""
+    """20 steps of 16-bit weights are the rounding, bit for bit, of fp32 masters that follow torch's AdamW."""
     torch.manual_seed(3)
     reference = build().to(device, dtype)
     model = copy.deepcopy(reference)
     masters = Masters(reference)
     model, ours = trainstream.wrap(model, adamw(model.parameters()))
     start = weights(model)
-    train_both(reference, masters, model, ours, STEPS)
-    assert_equal(weights(model), weights(reference))
+    train_both(reference, masters, model, ours, STEPS, free=False)
+    assert_rounded(model, ours, masters)
     assert any(not torch.equal(w, start[name]) for name, w in weights(model).items())
 
 
@@ -90,7 +121,8 @@ def test_16_bit_weights_are_the_rounded_fp32_master(build: Any, dtype: torch.dty
     [
         {"maximize": True},
         {"betas": (0.3, 0.95)},
-        {"betas": (0.0, 0.0)},
+        {"betas": (0.0, 0.0), "eps": 1e-6},  # the step is g / (|g| + eps): tiny gradients count in full
+        {"amsgrad": True, "betas": (0.5, 0.6)},
         {"eps": 1e-3, "weight_decay": 0.0},
         {"lr": 1e-2, "weight_decay": 0.5},
     ],
@@ -111,12 +143,18 @@ def test_tensor_learning_rate(device: str) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_adam_with_weight_decay(decoupled: bool, device: str) -> None:
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adam_with_weight_decay(amsgrad: bool, decoupled: bool, device: str) -> None:
     """torch.optim.Adam's decay is kept: L2 in the gradient, or decoupled where it was asked for."""
 
     def adam(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(
-            model.parameters(), 1e-3, weight_decay=0.3, foreach=False, decoupled_weight_decay=decoupled
+            model.parameters(),
+            1e-3,
+            weight_decay=0.3,
+            amsgrad=amsgrad,
+            foreach=False,
+            decoupled_weight_decay=decoupled,
         )
 
     reference, plain, model, ours = twins(Mlp, device, adam)
@@ -166,10 +204,8 @@ def test_mixed_dtypes_in_one_model(device: str) -> None:
     dtypes = [p.dtype for p in model.parameters()]
     masters = Masters(reference)
     model, ours = trainstream.wrap(model, adamw(model.parameters()))
-    train_both(reference, masters, model, ours, 5)
-    assert_close(model.b, reference.b, TOLERANCE)
-    assert_equal(weights(model.a), weights(reference.a))
-    assert_equal(weights(model.c), weights(reference.c))
+    train_both(reference, masters, model, ours, 5, free=False)
+    assert_rounded(model, ours, masters)
     assert [p.dtype for p in model.parameters()] == dtypes
 
 
@@ -194,8 +230,8 @@ def test_large_odd_tensors(dtype: torch.dtype, device: str) -> None:
     model = copy.deepcopy(reference)
     plain = adamw(reference.parameters()) if dtype == torch.float32 else Masters(reference)
     model, ours = trainstream.wrap(model, adamw(model.parameters()))
-    train_both(reference, plain, model, ours, 3)
+    train_both(reference, plain, model, ours, 3, free=False)
     if dtype == torch.float32:
         assert_close(model, reference, TOLERANCE)
     else:
-        assert_equal(weights(model), weights(reference))
+        assert_rounded(model, ours, plain)

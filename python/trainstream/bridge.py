@@ -70,9 +70,10 @@ class Bridge:
         self._engine.merge_weight(slot, weight.data_ptr(), weight.nbytes, self._stream())
 
     def push_gradient(self, slot: int, grad: Tensor, like: Tensor, *, add: bool) -> None:
-        """Starts a gradient's way to the host and keeps its memory until it has arrived."""
-        if grad.stride() != like.stride() or grad.dtype != like.dtype:
-            grad = torch.empty_like(like, requires_grad=False).copy_(grad)
+        """Starts a gradient's way to the host, with strides and dtype of ``like``, and keeps its memory until it has
+        arrived."""
+        if (grad.stride(), grad.dtype, grad.device) != (like.stride(), like.dtype, self.device):
+            grad = torch.empty_like(like, device=self.device).copy_(grad)
         transfer = self._engine.push_gradient(slot, grad.data_ptr(), grad.nbytes, self._stream(), add)
         self._inflight.append((transfer, grad))
         self.reap()
@@ -115,10 +116,10 @@ class Bridge:
         self._engine.write_array(slot, which, value.data_ptr(), value.numel())
 
     def gradient(self, slot: int, like: Tensor) -> Tensor:
-        """A copy of the gradient, in the dtype and on the device of ``like``."""
+        """A copy of the gradient on the device, in the dtype of ``like``."""
         out = _host_like(like)
         self._engine.read_gradient(slot, out.data_ptr(), out.numel())
-        return out.to(like.device, like.dtype)
+        return out.to(self.device, like.dtype)
 
     def set_gradient(self, slot: int, value: Tensor, like: Tensor) -> None:
         """Replaces the gradient."""
@@ -161,10 +162,8 @@ def address(tensor: Tensor) -> int:
 
 
 def _host_like(like: Tensor) -> Tensor:
-    # Keeps the strides of dense parameters, so that element i of the flat state is element i of the weight.
-    # Shapes only: a guarded parameter need not be waited for.
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.empty_like(like, dtype=torch.float32, device="cpu", requires_grad=False)
+    # Keeps the strides, so that element i of the flat state is element i of the weight.
+    return torch.empty_like(like, dtype=torch.float32, device="cpu")
 
 
 @atexit.register

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import guard
+from . import checks, guard
 from ._engine import ConfigError, DeviceError, ParameterError
 from .bridge import Bridge, address
 from .grads import StreamedGrad
@@ -27,7 +27,7 @@ class Slot:
         self, bridge: Bridge, number: int, name: str, param: nn.Parameter, *, amsgrad: bool, master: bool
     ) -> None:
         self._bridge, self.number, self.name, self.param = bridge, number, name, param
-        self._dtype, self.amsgrad = param.dtype, amsgrad
+        self._form, self.amsgrad = _form(param), amsgrad
         self._moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
         self._arrays = (*self._moments, "master") if master else self._moments
         self.grad: StreamedGrad | None = None
@@ -41,7 +41,7 @@ class Slot:
 
     def push_gradient(self, grad: Tensor, *, add: bool) -> None:
         """Sends a gradient to the host, as a new one or to be added."""
-        self._bridge.push_gradient(self.number, grad, self.param, add=add)
+        self._bridge.push_gradient(self.number, grad, self._form, add=add)
 
     def take_gradient(self) -> None:
         """If ``p.grad`` is a plain tensor, sends it to the host and leaves a :class:`StreamedGrad`."""
@@ -61,11 +61,11 @@ class Slot:
 
     def read_gradient(self) -> Tensor:
         """The gradient on the parameter's device."""
-        return self._bridge.gradient(self.number, self.param)
+        return self._bridge.gradient(self.number, self._form).to(self.param.device)
 
     def write_gradient(self, value: Tensor) -> None:
         """Replaces the gradient."""
-        self._bridge.set_gradient(self.number, value, self.param)
+        self._bridge.set_gradient(self.number, value, self._form)
 
     def adopt_changes(self) -> None:
         """Takes over what somebody else wrote to the weight since our last update.
@@ -78,12 +78,26 @@ class Slot:
                 f"parameter {self.name} is on {p.device}, its state belongs to {self._bridge.device}: "
                 "it was moved off the GPU after wrap()"
             )
-        if p.dtype != self._dtype:
-            raise ParameterError(f"parameter {self.name} was {self._dtype} at wrap() and is {p.dtype} now: wrap again")
+        if (p.dtype, p.shape) != (self._form.dtype, self._form.shape):
+            raise ParameterError(
+                f"parameter {self.name} was {self._form.dtype} {tuple(self._form.shape)} at wrap() and is {p.dtype} "
+                f"{tuple(p.shape)} now: wrap again"
+            )
+        if p.stride() != self._form.stride():
+            self._rearrange()
         if (p._version, address(p)) == (self._version, self._address):
             return
         self._bridge.merge_weight(self.number, p)
         self._saw_weight()
+
+    def _rearrange(self) -> None:
+        # The weight has other strides now (as after .to(memory_format=...)): the flat state follows it.
+        checks.check_parameter(self.name, self.param)
+        old, self._form = self._form, _form(self.param)
+        for name in self._arrays:
+            self._bridge.set_array(self.number, name, self._bridge.array(self.number, name, old), self._form)
+        if self.grad is not None:
+            self._bridge.set_gradient(self.number, self._bridge.gradient(self.number, old), self._form)
 
     def updated(self, guarded: bool) -> None:
         """Notes that an update is on its way to the weight."""
@@ -112,7 +126,7 @@ class Slot:
         step = self._bridge.step(self.number)
         if step == 0:
             return {}
-        arrays = {name: self._bridge.array(self.number, name, self.param) for name in self._arrays}
+        arrays = {name: self._bridge.array(self.number, name, self._form) for name in self._arrays}
         return {"step": torch.tensor(float(step)), **arrays}
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -131,15 +145,21 @@ class Slot:
             raise ParameterError(f"state of {self.name}: step is {step!r}, expected a whole number of at least 0")
         for key in self._arrays:
             value = state.get(key)
-            if value is not None and (not isinstance(value, Tensor) or value.shape != self.param.shape):
+            if value is not None and (not isinstance(value, Tensor) or value.shape != self._form.shape):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ParameterError(f"state of {self.name}: {key} is {got}, expected {tuple(self.param.shape)}")
+                raise ParameterError(f"state of {self.name}: {key} is {got}, expected {tuple(self._form.shape)}")
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Replaces the state by torch's; an empty one means never updated."""
         for key in self._moments:
-            self._bridge.set_array(self.number, key, state.get(key, torch.zeros(())), self.param)
+            self._bridge.set_array(self.number, key, state.get(key, torch.zeros(())), self._form)
         self._bridge.set_step(self.number, int(state.get("step", 0)))
-        if self._dtype != torch.float32 and "master" in self._arrays and "master" in state:
-            self._bridge.set_array(self.number, "master", state["master"], self.param)
+        if self._form.dtype != torch.float32 and "master" in self._arrays and "master" in state:
+            self._bridge.set_array(self.number, "master", state["master"], self._form)
             self._version = -1  # the weights may be loaded before or after: reconcile at the next step
+
+
+def _form(p: Tensor) -> Tensor:
+    """Shape, strides and dtype, without data."""
+    with torch._C.DisableTorchFunctionSubclass():  # a guarded parameter need not be waited for
+        return torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")

@@ -13,7 +13,7 @@ pub use holding::Holding;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::{Arena, Plain, Region};
-use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate, narrow, widen};
+use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, widen};
 use weights::Weights;
 
 /// How the master of 16-bit weights is kept.
@@ -162,7 +162,7 @@ impl Slot {
         pool: &rayon::ThreadPool,
     ) -> Result<()> {
         let (addend, _) = source(addend, self.spec.weight).split_at(self.spec.numel); // staging may be longer
-        accumulate(level, self.fp32_gradient(level, arena, pool)?, addend);
+        accumulate_all(pool, level, self.fp32_gradient(level, arena, pool)?, addend);
         Ok(())
     }
 
