@@ -55,6 +55,9 @@ impl Slab {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let refused = |e: std::io::Error| Error::OutOfHostMemory { bytes, why: e.to_string() };
         let mut map = MmapMut::map_anon(bytes).map_err(refused)?;
+        // Fewer faults, faster registration, fewer TLB misses in kernels with eight streams. A wish: may be refused.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
         pool.install(|| {
             map.par_chunks_mut(TOUCH_PIECE).for_each(|piece| {
                 for page in piece.chunks_mut(PAGE) {
