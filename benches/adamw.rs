@@ -226,7 +226,7 @@ fn norms(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
         let (time, _, ratio) = paired(
             rounds,
             || sum = squares_all(pool, level, grad),
-            || each_source(pool, grad, |piece| black_box(read_probe(level, piece)).min(0)),
+            || each_source(pool, grad, |piece| read_probe(level, piece)),
         );
         let exact = squares_all(pool, Level::Scalar, grad);
         let bytes = if layout.bf16_grad { 2 } else { 4 };
@@ -245,38 +245,44 @@ fn norms(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
 fn each_source(pool: &rayon::ThreadPool, from: Source<'_>, each: impl Fn(Source<'_>) -> u32 + Sync) {
     use rayon::prelude::*;
     let n = from.len();
-    let sum: u32 = pool.install(|| {
+    let bits = pool.install(|| {
         let pieces = (0..n.div_ceil(PIECE)).into_par_iter().with_max_len(1);
-        pieces.map(|i| each(from.split_at((i * PIECE + PIECE).min(n)).0.split_at(i * PIECE).1)).sum()
+        let piece = |i: usize| from.split_at((i * PIECE + PIECE).min(n)).0.split_at(i * PIECE).1;
+        pieces.map(|i| each(piece(i))).reduce(|| 0, |a, b| a ^ b)
     });
-    black_box(sum);
+    black_box(bits);
+}
+
+/// Changes a state of fp32 arrays.
+type Spoil = fn(&mut State);
+
+fn scale_gradient(state: &mut State, by: f32) {
+    state.regions[4].as_mut_slice::<f32>().iter_mut().for_each(|x| *x *= by);
+}
+
+fn forget(state: &mut State) {
+    state.regions[2].as_mut_slice::<f32>().fill(0.0);
+    state.regions[3].as_mut_slice::<f32>().fill(0.0);
 }
 
 /// Times of awkward inputs relative to the usual one.
 fn awkward(settings: &Settings, pool: &rayon::ThreadPool, level: Level) {
     let (n, rounds, threads) = (settings.elements / 2, settings.rounds, pool.current_num_threads());
-    let cases: [(&str, fn(&mut State)); 5] = [
+    let cases: [(&str, Spoil); 5] = [
         ("20 % moments stuck at denormals", |s| {
-            let denormal = |i: usize, x: &mut f32| {
-                if i % 5 == 0 {
-                    *x = 1e-40
-                }
-            };
-            s.regions[2].as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| denormal(i, x));
-            s.regions[3].as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| denormal(i, x));
+            s.regions[2].as_mut_slice::<f32>().iter_mut().step_by(5).for_each(|x| *x = 1e-40);
+            s.regions[3].as_mut_slice::<f32>().iter_mut().step_by(5).for_each(|x| *x = 1e-40);
             s.regions[4].as_mut_slice::<f32>().iter_mut().step_by(5).for_each(|x| *x = 0.0);
         }),
-        ("all gradients zero", |s| s.regions[4].as_mut_slice::<f32>().fill(0.0)),
-        ("gradients of 1e-20", |s| s.regions[4].as_mut_slice::<f32>().iter_mut().for_each(|x| *x *= 1e-17)),
+        ("all gradients zero", |s| scale_gradient(s, 0.0)),
+        ("gradients of 1e-20", |s| scale_gradient(s, 1e-17)),
         ("gradients of 1e-20, no state", |s| {
-            s.regions[4].as_mut_slice::<f32>().iter_mut().for_each(|x| *x *= 1e-17);
-            s.regions[2].as_mut_slice::<f32>().fill(0.0);
-            s.regions[3].as_mut_slice::<f32>().fill(0.0);
+            scale_gradient(s, 1e-17);
+            forget(s);
         }),
         ("gradients denormal, no state", |s| {
-            s.regions[4].as_mut_slice::<f32>().iter_mut().for_each(|x| *x *= 1e-37);
-            s.regions[2].as_mut_slice::<f32>().fill(0.0);
-            s.regions[3].as_mut_slice::<f32>().fill(0.0);
+            scale_gradient(s, 1e-37);
+            forget(s);
         }),
     ];
     for (name, spoil) in cases.into_iter().filter(|(name, _)| name.contains(&settings.only)) {

@@ -32,6 +32,8 @@ pub struct Hyper {
 /// The constants of one step, as the kernels use them.
 #[derive(Debug, Clone, Copy)]
 pub struct Consts {
+    /// Smaller gradients count as zero: their squares are denormal, and eps hides what they could do.
+    pub(super) smallest: f32,
     /// Multiplies the gradient; negative when maximizing, which is exact.
     pub(super) grad_scale: f32,
     /// L2 factor; unused unless `add_l2`.
@@ -62,9 +64,9 @@ impl Consts {
         let bias2 = 1.0 - beta2.powf(step);
         let toward = 1.0 - beta1;
         let lerp_from_grad = toward as f32 >= 0.5;
-        let grad_scale = grad_scale as f32;
         Self {
-            grad_scale: if maximize { -grad_scale } else { grad_scale },
+            smallest: smallest(hyper, grad_scale) as f32,
+            grad_scale: if maximize { -grad_scale as f32 } else { grad_scale as f32 },
             l2: weight_decay as f32,
             add_l2: !decoupled,
             keep: if decoupled { (1.0 - lr * weight_decay) as f32 } else { 1.0 },
@@ -79,6 +81,16 @@ impl Consts {
             normal: if eps > 0.0 { f32::INFINITY.to_bits() } else { u32::MAX },
         }
     }
+}
+
+/// The smallest gradient that is not taken for zero. Where the processor makes denormals in microcode, they cost ten
+/// times a whole step. Below this, all terms of the moments are denormal, and a step is less than `lr * 2^-24`, which
+/// is why with a tiny `eps` nothing is dropped.
+pub(super) fn smallest(hyper: &Hyper, grad_scale: f64) -> f64 {
+    let least = 1.001 * f64::from(f32::MIN_POSITIVE);
+    let scaled = (least / (1.0 - hyper.beta2)).sqrt().max(least / (1.0 - hyper.beta1));
+    let hidden = scaled <= hyper.eps / f64::from(1 << 24);
+    if hidden && grad_scale != 0.0 { scaled / grad_scale.abs() } else { 0.0 }
 }
 
 /// Updates one chunk.

@@ -108,6 +108,23 @@ fn denormal_moments_are_flushed_unless_eps_is_zero() {
 }
 
 #[test]
+fn gradients_with_denormal_squares_count_as_zero_if_eps_hides_them() {
+    for level in Level::available() {
+        for (eps, scale, dropped) in [(1e-8, 1.0, true), (1e-8, 1e3, false), (1e-8, 1e-3, true), (1e-13, 1.0, false)] {
+            let h = Hyper { eps, ..hypers()[0] };
+            let mut s = State::random(40, 9, Layout::PLAIN);
+            s.grad.wide.fill(-1e-19);
+            s.grad.wide[7] = f32::NAN;
+            s.m.wide.fill(0.0);
+            s.v.wide.fill(0.0);
+            s.update(level, 0..40, 1, &Consts::new(&h, 1, scale));
+            assert_eq!(s.m.wide[8] == 0.0, dropped, "{level:?} {eps} {scale}");
+            assert!(s.m.wide[7].is_nan() && s.v.wide[7].is_nan());
+        }
+    }
+}
+
+#[test]
 fn stochastic_rounding_is_unbiased() {
     // 2^18 equal values between two neighbours: the mean of what is stored is the value, within the noise.
     let n = 1 << 18;

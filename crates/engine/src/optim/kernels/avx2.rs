@@ -163,6 +163,12 @@ impl Lanes for Avx2 {
         both!(_mm256_andnot_si256, none, a)
     }
     #[inline(always)]
+    unsafe fn drop_below(x: [__m256; 2], limit: [__m256; 2]) -> [__m256; 2] {
+        let size = both!(_mm256_andnot_ps, [_mm256_set1_ps(-0.0); 2], x);
+        let kept = both!(_mm256_cmp_ps::<_CMP_NLT_UQ>, size, limit);
+        both!(_mm256_and_ps, kept, x)
+    }
+    #[inline(always)]
     unsafe fn if_nan(x: [__m256; 2], yes: [__m256i; 2], no: [__m256i; 2]) -> [__m256i; 2] {
         let nan = both!(_mm256_cmp_ps::<_CMP_UNORD_Q>, x, x);
         both!(_mm256_blendv_epi8, no, yes, Self::bits(nan))

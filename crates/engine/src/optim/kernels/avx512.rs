@@ -192,6 +192,12 @@ impl Lanes for Avx512 {
         both!(_mm512_maskz_mov_epi32, any, a)
     }
     #[inline(always)]
+    unsafe fn drop_below(x: [__m512; 2], limit: [__m512; 2]) -> [__m512; 2] {
+        let size = both!(_mm512_abs_ps, x);
+        let kept = both!(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>, size, limit);
+        both!(_mm512_maskz_mov_ps, kept, x)
+    }
+    #[inline(always)]
     unsafe fn if_nan(x: [__m512; 2], yes: [__m512i; 2], no: [__m512i; 2]) -> [__m512i; 2] {
         let nan = both!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>, x, x);
         both!(_mm512_mask_blend_epi32, nan, no, yes)

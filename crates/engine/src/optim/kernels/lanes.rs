@@ -68,6 +68,8 @@ pub(super) trait Lanes {
     unsafe fn sar16(a: Self::I) -> Self::I;
     /// Per lane `a & mask != 0 ? a : 0`.
     unsafe fn keep_if_any(a: Self::I, mask: Self::I) -> Self::I;
+    /// Per lane `|x| < limit ? 0 : x`; a NaN stays.
+    unsafe fn drop_below(x: Self::F, limit: Self::F) -> Self::F;
     /// Per lane `x is NaN ? yes : no`.
     unsafe fn if_nan(x: Self::F, yes: Self::I, no: Self::I) -> Self::I;
 

@@ -137,6 +137,10 @@ impl Lanes for Scalar {
         if a & mask != 0 { a } else { 0 }
     }
     #[inline(always)]
+    unsafe fn drop_below(x: f32, limit: f32) -> f32 {
+        if x.abs() < limit { 0.0 } else { x }
+    }
+    #[inline(always)]
     unsafe fn if_nan(x: f32, yes: u32, no: u32) -> u32 {
         if x.is_nan() { yes } else { no }
     }

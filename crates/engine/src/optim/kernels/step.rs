@@ -1,5 +1,7 @@
 //! What happens to one group of elements: the Adam step, or, to measure the memory, next to nothing.
 
+#![allow(clippy::manual_map)] // a closure need not be inlined where the target features are
+
 use super::super::adamw::Consts;
 use super::lanes::Lanes;
 
@@ -23,6 +25,7 @@ pub(super) trait Rule<L: Lanes> {
 
 /// The Adam step's constants in registers.
 pub(super) struct Step<L: Lanes> {
+    smallest: L::F,
     grad_scale: L::F,
     l2: L::F,
     keep: L::F,
@@ -45,6 +48,7 @@ impl<L: Lanes> Step<L> {
         // SAFETY: our contract is that of Lanes.
         unsafe {
             Self {
+                smallest: L::splat(c.smallest),
                 grad_scale: L::splat(c.grad_scale),
                 l2: L::splat(c.l2),
                 keep: L::splat(c.keep),
@@ -80,7 +84,7 @@ impl<L: Lanes> Rule<L> for Step<L> {
         // SAFETY: our contract is that of Lanes.
         unsafe {
             let State { mut w, m, v, max } = old;
-            let mut g = L::mul(g, self.grad_scale);
+            let mut g = L::mul(L::drop_below(g, self.smallest), self.grad_scale);
             if self.add_l2 {
                 g = L::fma(w, self.l2, g);
             }
@@ -88,7 +92,7 @@ impl<L: Lanes> Rule<L> for Step<L> {
 
             let m = L::fma(self.lerp, L::sub(g, m), if self.lerp_from_grad { g } else { m });
             let v = L::fma(L::mul(self.one_minus_beta2, g), g, L::mul(self.beta2, v));
-            let (m, v) = (self.flush(m), self.flush(v)); // before use: denormals are slow in sqrt and div
+            let (m, v) = (self.flush(m), self.flush(v)); // before use: denormals are slow everywhere
 
             let max = match max {
                 Some(max) => Some(L::max(max, v)),

@@ -175,6 +175,9 @@ impl State {
             };
             let mut g =
                 if grad == F16 { f16::from_bits(self.grad.half[i]).to_f32() } else { self.grad.get(grad == Bf16, i) };
+            if g.abs() < adamw::smallest(h, scale) as f32 {
+                g = 0.0;
+            }
             g *= scale as f32;
             if h.maximize {
                 g = -g;
