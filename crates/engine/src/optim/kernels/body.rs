@@ -16,8 +16,8 @@ use super::weights::Weights;
 /// Stride of the loops, in elements: a cache line of bfloat16, two of single precision.
 pub(super) const BLOCK: usize = 32;
 
-/// How far ahead to prefetch, in elements.
-const AHEAD: usize = 512;
+/// How far ahead to prefetch, in bytes of a moment.
+const AHEAD: usize = 1024;
 
 /// The streams of one update, all `len` elements long and disjoint.
 pub(super) struct Streams<K, M: Moment, G: Read> {
@@ -80,12 +80,13 @@ impl<K: Weights, M: Moment, G: Read> Streams<K, M, G> {
         unsafe {
             let words = Words::<L>::new(self.noise);
             for block in (0..whole).step_by(BLOCK) {
-                self.weights.prefetch::<L>(block + AHEAD);
-                prefetch::<L, M>(self.exp_avg, block + AHEAD);
-                prefetch::<L, M>(self.exp_avg_sq, block + AHEAD);
-                prefetch::<L, G>(self.grad, block + AHEAD);
+                let ahead = block + AHEAD / size_of::<M::Raw>();
+                self.weights.prefetch::<L>(ahead);
+                prefetch::<L, M>(self.exp_avg, ahead);
+                prefetch::<L, M>(self.exp_avg_sq, ahead);
+                prefetch::<L, G>(self.grad, ahead);
                 if !self.max_exp_avg_sq.is_null() {
-                    prefetch::<L, M>(self.max_exp_avg_sq, block + AHEAD);
+                    prefetch::<L, M>(self.max_exp_avg_sq, ahead);
                 }
                 for i in (block..block + BLOCK).step_by(L::LANES) {
                     self.apply(rule, &words, i, true);
