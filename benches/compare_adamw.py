@@ -130,6 +130,7 @@ def compare(job: str, arms: list[Arm], start: Tensor, grad: Tensor, rounds: int)
     times: dict[tuple[str, str], list[float]] = {}
     for i in range(rounds + 1):
         for arm in arms:
+            time.sleep(0.05)  # OpenMP's threads spin for a while after the arm before
             for charge, seconds in arm.step().items():
                 if i:  # the first round makes the state
                     times.setdefault((arm.name, charge), []).append(seconds)
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--level", choices=("scalar", "avx2", "avx512"), help="ours only; the best by default")
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     if args.level:
@@ -178,6 +180,8 @@ def main() -> None:
     }
     rows = []
     for job, layouts in mine.items():
+        if args.only not in job:
+            continue
         w, g = (weight.float(), grad.float()) if job == "fp32" else (weight, grad)
         arms = peers(job, w, g)
         arms += [ours(f"trainstream {name}", w, g, args.threads, **options) for name, options in layouts]
