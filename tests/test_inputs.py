@@ -97,8 +97,12 @@ def test_nothing_to_train() -> None:
 OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"speed": 3}, ("speed=3", "threads")),
     ({"param_offload": True}, ("param_offload=True", "False")),
-    ({"max_grad_norm": 1.0}, ("max_grad_norm=1.0", "None")),
-    ({"accumulation_steps": 4}, ("accumulation_steps=4", "1")),
+    ({"max_grad_norm": 0.0}, ("max_grad_norm=0.0", "above 0")),
+    ({"max_grad_norm": float("nan")}, ("max_grad_norm=nan", "above 0")),
+    ({"max_grad_norm": "1"}, ("max_grad_norm='1'", "above 0")),
+    ({"max_grad_norm": True}, ("max_grad_norm=True", "above 0")),
+    ({"accumulation_steps": 0}, ("accumulation_steps=0", "1")),
+    ({"accumulation_steps": 2.0}, ("accumulation_steps=2.0", "1")),
     ({"moment_dtype": torch.float16}, ("moment_dtype=torch.float16", "bfloat16")),
     ({"moment_dtype": "int8"}, ("moment_dtype='int8'", "bfloat16")),
     ({"master": "half"}, ("master='half'", "split")),
@@ -129,7 +133,7 @@ def test_option(options: dict[str, Any], words: tuple[str, ...]) -> None:
 
 def test_later_options_may_mean_as_today() -> None:
     """Options of later versions are accepted with the values that describe this version."""
-    model, _ = trainstream.wrap(Mlp(5, 2), param_offload=False, max_grad_norm=None, accumulation_steps=1, offload=True)
+    model, _ = trainstream.wrap(Mlp(5, 2), param_offload=False, offload=True, profile=None)
     trainstream.unwrap(model)
 
 

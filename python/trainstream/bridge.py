@@ -88,10 +88,18 @@ class Bridge:
             if self.device.type == "cpu":
                 self._engine.retire(grad.data_ptr(), grad.nbytes)
 
-    def update(self, weights: Sequence[tuple[int, Tensor, int]], hypers: Sequence[_engine._Hyper]) -> None:
-        """Queues updates of ``(slot, weight, index into hypers)`` in this order and returns at once."""
+    def update(
+        self,
+        weights: Sequence[tuple[int, Tensor, int]],
+        hypers: Sequence[_engine._Hyper],
+        max_norm: float | None = None,
+    ) -> None:
+        """Queues updates of ``(slot, weight, index into hypers)`` in this order and returns at once.
+
+        With ``max_norm`` gradients are clipped to that global norm, and nothing is updated if it is not finite.
+        """
         updates = [(slot, w.data_ptr(), w.nbytes, group) for slot, w, group in weights]
-        self._engine.update(updates, list(hypers), self._stream())
+        self._engine.update(updates, list(hypers), max_norm, self._stream())
 
     def ready(self, slots: Sequence[int]) -> None:
         """The current stream sees the last update of these slots."""
@@ -137,6 +145,10 @@ class Bridge:
     def check(self) -> None:
         """Raises what stopped the engine, if anything did."""
         self._engine.check()
+
+    def skipped_steps(self) -> int:
+        """Updates that a norm forbade so far."""
+        return self._engine.skipped_steps()
 
     def report(self) -> dict[str, Any]:
         """Bytes, seconds and counts."""

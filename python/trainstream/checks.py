@@ -20,8 +20,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "activation_offload": (False, "auto"),
     "optimizer_mode": ("cpu", "auto"),
     "distributed": (False, None),
-    "max_grad_norm": (None,),
-    "accumulation_steps": (1,),
     "check_memory": (True, False),
     "blocks": (None,),
     "profile": (False, None),
@@ -40,7 +38,7 @@ def check_later_options(options: Mapping[str, Any]) -> None:
 
 def _known() -> set[str]:
     ours = {"device", "threads", "pin", "moment_dtype", "master", "guard_params", "max_inflight_bytes", "lr", "verbose"}
-    return ours | set(NOT_YET)
+    return ours | {"max_grad_norm", "accumulation_steps"} | set(NOT_YET)
 
 
 def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> None:
@@ -51,6 +49,19 @@ def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> Non
         raise ConfigError(f'pin={pin!r}: expected "auto", True or False')
     if not isinstance(max_inflight_bytes, int) or max_inflight_bytes < 0:
         raise ConfigError(f"max_inflight_bytes={max_inflight_bytes!r}: expected a number of bytes of at least 0")
+
+
+def check_max_grad_norm(value: Any) -> None:
+    """Refuses what is no norm."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and value > 0):
+        raise ConfigError(f"max_grad_norm={value!r}: expected a number above 0, or None")
+
+
+def check_accumulation_steps(value: Any) -> None:
+    """Refuses what is no count."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"accumulation_steps={value!r}: expected a whole number of at least 1")
 
 
 def moment_dtype(value: Any) -> str:

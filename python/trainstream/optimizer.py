@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from . import checks, guard
 from ._engine import ConfigError
 from .bridge import Bridge
 from .slots import Slot
+
+_log = logging.getLogger("trainstream")
 
 
 class OffloadAdamW(torch.optim.Optimizer):
@@ -35,6 +38,10 @@ class OffloadAdamW(torch.optim.Optimizer):
             beside the 2 of the weight. ``"split"``: two 16-bit halves of which one is the weight, 2 bytes beside it,
             the same values (halfway cases round up, not to even). ``"none"``: no master, weights are rounded
             stochastically.
+        max_grad_norm: clips the gradients' global 2-norm at each ``step()``, as torch's ``clip_grad_norm_`` does,
+            without waiting for it; ``p.grad`` stays as it is. A step whose norm is not finite changes nothing and
+            counts in ``stats()["skipped_steps"]``; ``math.inf`` does only that. Without it, as in torch, NaN
+            gradients make NaN weights.
         names: names of parameters for messages; numbers otherwise.
         threads: update threads; ``None`` is this rank's share of the CPUs it may use.
         pin: ``"auto"`` page-locks host memory and falls back, with a warning in the report, where the
@@ -62,6 +69,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         decoupled: bool = True,
         moment_dtype: str | torch.dtype = "auto",
         master: str = "float32",
+        max_grad_norm: float | None = None,
         names: Mapping[nn.Parameter, str] | None = None,
         threads: int | None = None,
         pin: str | bool = "auto",
@@ -69,11 +77,13 @@ class OffloadAdamW(torch.optim.Optimizer):
         max_inflight_bytes: int = 256 << 20,
     ) -> None:
         checks.check_engine_options(threads, pin, max_inflight_bytes)
+        checks.check_max_grad_norm(max_grad_norm)
         self._bridge: Bridge | None = None
+        self.max_grad_norm = max_grad_norm
         self._master, self._moment_dtype = master, checks.moment_dtype(moment_dtype)
         self._slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._names = WeakIdKeyDictionary(dict(names or {}))
-        self._guard_params, self._ranked = guard_params, 0
+        self._guard_params, self._ranked, self._skipped = guard_params, 0, 0
         self._stats = {"guard_waits": 0}
         self._handles: list[Any] = []
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize, amsgrad=amsgrad)
@@ -188,6 +198,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         late = [(name, p) for name, p in self._trained(self.param_groups) if p.grad is not None]
         for name, p in late:  # unfrozen after wrap
             checks.check_parameter(name, p)
+        checks.check_max_grad_norm(self.max_grad_norm)
         self._adopt(late)
         work: list[tuple[Slot, int]] = []
         hypers = []
@@ -204,10 +215,23 @@ class OffloadAdamW(torch.optim.Optimizer):
             slot.adopt_changes()
         # In the order of the next forward, so that it can start while later updates still run.
         work.sort(key=lambda item: (item[0].rank is None, item[0].rank))
+        self._tell_skipped()
         self.engine.reap()
-        self.engine.update([(slot.number, slot.param, g) for slot, g in work], hypers)
+        self.engine.update([(slot.number, slot.param, g) for slot, g in work], hypers, self.max_grad_norm)
         for slot, _ in work:
             slot.updated(self._guard_params)
+
+    def _tell_skipped(self) -> None:
+        if (skipped := self.engine.skipped_steps()) > self._skipped:
+            _log.warning("%d of the steps so far skipped: the gradient norm was not finite", skipped)
+            self._skipped = skipped
+
+    @property
+    def last_grad_norm(self) -> float | None:
+        """Global 2-norm of the gradients at the last ``step()`` with ``max_grad_norm``, before clipping. Waits."""
+        self.engine.drain()
+        norm: float | None = self.engine.report()["grad_norm"]
+        return norm
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def wrap(
     pin: str | bool = "auto",
     moment_dtype: str | torch.dtype = "auto",
     master: str = "float32",
+    max_grad_norm: float | None = None,
+    accumulation_steps: int = 1,
     guard_params: bool = True,
     max_inflight_bytes: int = 256 << 20,
     verbose: bool = False,
@@ -70,7 +72,9 @@ def wrap(
         device: where the weights live, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``; ``None`` leaves them where
             they are. On ``"cpu"`` everything works the same, for machines without a GPU.
         lr: learning rate when ``optimizer`` is ``None``.
-        threads, pin, moment_dtype, master, guard_params, max_inflight_bytes: see :class:`OffloadAdamW`.
+        threads, pin, moment_dtype, master, max_grad_norm, guard_params, max_inflight_bytes: see
+            :class:`OffloadAdamW`.
+        accumulation_steps: any number is right; nothing depends on it.
         verbose: log one line about what was done.
         later: options of later versions, accepted with the values that mean "as today".
 
@@ -83,6 +87,8 @@ def wrap(
     checks.check_later_options(later)
     checks.check_engine_options(threads, pin, max_inflight_bytes)
     checks.moment_dtype(moment_dtype)
+    checks.check_max_grad_norm(max_grad_norm)
+    checks.check_accumulation_steps(accumulation_steps)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
     if model in _wrapped:
@@ -110,6 +116,7 @@ def wrap(
         pin=pin,
         moment_dtype=moment_dtype,
         master=master,
+        max_grad_norm=max_grad_norm,
         guard_params=guard_params,
         max_inflight_bytes=max_inflight_bytes,
     )
@@ -196,8 +203,9 @@ def memory_report(model: nn.Module) -> dict[str, Any]:
         ``device``; ``params`` (trained); bytes: ``device_weight_bytes`` (trained and frozen),
         ``host_master_bytes``, ``host_moment_bytes``, ``host_gradient_bytes``, ``host_staging_bytes``,
         ``pinned_bytes``, ``pageable_bytes``; ``bytes_out`` and ``bytes_in`` over the bus since ``wrap``;
-        ``seconds``: ``update`` (host arithmetic), ``wait_gradients`` (worker waiting for copies),
-        ``wait_update`` (training waiting for updates); ``steps``, ``threads``, ``cpu``, ``events``.
+        ``seconds``: ``update`` (host arithmetic), ``accumulate`` (gradients added up and their norm taken),
+        ``wait_gradients`` (worker waiting for copies), ``wait_update`` (training waiting for updates); ``steps``,
+        ``skipped_steps``, ``grad_norm`` (the last one taken), ``threads``, ``cpu``, ``events``.
     """
     optimizer = _find(model).optimizer
     report = optimizer.engine.report()

@@ -3,13 +3,14 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::device::{self, Completion, ComputeStream, DeviceRange, Faults};
 use crate::error::{Error, Result};
-use crate::flow::{Entry, Job, Part, Queue, Shared, Waited};
+use crate::flow::{Clip, Entry, Job, Part, Queue, Shared, Waited};
 use crate::host::{Arena, Pin, Pinner, Usage};
 use crate::optim::{Hyper, Level};
 use crate::stats::Stats;
@@ -53,6 +54,8 @@ pub struct Engine {
     threads: usize,
     entries: RwLock<Vec<Arc<Entry>>>,
     staged: Mutex<usize>,
+    /// Whether the norm is wanted: then it is taken as gradients arrive.
+    measuring: AtomicBool,
     // Leaked in a forked child, where their threads do not exist.
     parts: Option<(Queue, Arc<Shared>)>,
 }
@@ -79,6 +82,7 @@ impl Engine {
             threads,
             entries: RwLock::default(),
             staged: Mutex::new(0),
+            measuring: AtomicBool::new(false),
             parts: Some((queue, shared)),
         })
     }
@@ -125,7 +129,13 @@ impl Engine {
         let entry = self.at_rest(slot)?; // an update may still read the gradient before this one
         let fence = shared.device.fence(stream)?;
         let mut slot = self.matching(slot, &entry, gradient)?;
-        slot.begin_gradient().send(|region| shared.device.copy_out(gradient, region, &fence))
+        let completion = slot.begin_gradient().send(|region| shared.device.copy_out(gradient, region, &fence))?;
+        if self.measuring.load(Relaxed) {
+            let generation = slot.generation;
+            drop(slot);
+            self.queue().push(Job::Measure { entry, generation })?;
+        }
+        Ok(completion)
     }
 
     fn push_addend(&self, slot: usize, gradient: DeviceRange, stream: ComputeStream) -> Result<Arc<dyn Completion>> {
@@ -152,14 +162,21 @@ impl Engine {
         transfer.wait().map_err(|e| self.queue().fail("gradient copy", e))
     }
 
-    /// Queues updates, in order; returns at once. Weights are sent after all that `stream` has queued.
-    pub fn update(&self, updates: &[Update], stream: ComputeStream) -> Result<()> {
+    /// Queues updates, in order; returns at once. Weights are sent after all that `stream` has queued. With `max_norm`
+    /// gradients are scaled so that their global norm is at most that, and nothing happens if it is not finite.
+    pub fn update(&self, updates: &[Update], max_norm: Option<f64>, stream: ComputeStream) -> Result<()> {
         self.usable()?;
         let fence = self.shared().device.fence(stream)?;
         let mut parts = Vec::with_capacity(updates.len());
         for update in updates {
             let entry = self.entry(update.slot)?;
             parts.push(Part { entry, weight: update.weight, hyper: update.hyper });
+        }
+        self.measuring.store(max_norm.is_some(), Relaxed);
+        let clip = max_norm.filter(|_| !parts.is_empty()).map(|max_norm| Arc::new(Clip::new(max_norm)));
+        if let Some(clip) = &clip {
+            let entries = parts.iter().map(|part| Arc::clone(&part.entry)).collect();
+            self.queue().push(Job::Clip { clip: Arc::clone(clip), entries })?;
         }
         let mut parts = parts.into_iter().peekable();
         while parts.peek().is_some() {
@@ -171,7 +188,7 @@ impl Engine {
                 bucket.push(part);
             }
             let entries: Vec<_> = bucket.iter().map(|part| Arc::clone(&part.entry)).collect();
-            let number = self.queue().push(Job::Update { parts: bucket, fence: fence.clone() })?;
+            let number = self.queue().push(Job::Update { parts: bucket, fence: fence.clone(), clip: clip.clone() })?;
             entries.iter().for_each(|entry| entry.update_job.store(number, Release));
         }
         Stats::add(&self.shared().stats.steps, usize::from(!updates.is_empty()));

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -10,6 +11,8 @@ use std::time::Instant;
 pub struct Stats {
     /// Worker: arithmetic of the updates.
     pub update_ns: AtomicU64,
+    /// Worker: adding gradients up and measuring their norm.
+    pub accumulate_ns: AtomicU64,
     /// Worker: waiting for gradients to arrive.
     pub wait_gradients_ns: AtomicU64,
     /// Caller: waiting for an update before using a weight (exposed time).
@@ -20,6 +23,10 @@ pub struct Stats {
     pub bytes_in: AtomicU64,
     /// Calls of `step` that updated something.
     pub steps: AtomicU64,
+    /// Those of them that changed nothing, because the norm was not finite.
+    pub skipped_steps: AtomicU64,
+    /// The last global norm of the gradients, before clipping.
+    pub grad_norm: Mutex<Option<f64>>,
 }
 
 impl Stats {

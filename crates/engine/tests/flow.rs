@@ -6,9 +6,11 @@ use trainstream_engine::device::{ComputeStream, DeviceRange, Faults};
 use trainstream_engine::engine::Update;
 use trainstream_engine::flow::Waited;
 use trainstream_engine::host::Pin;
-use trainstream_engine::optim::{Chunk, Consts, Hyper, Level, Moments, Noise, Slices, Source, Target, Weights, update};
+use trainstream_engine::optim::{
+    Chunk, Consts, Hyper, Level, Moments, Noise, Slices, Source, Target, Weights, squares_all, update,
+};
 use trainstream_engine::store::{Array, Master, SlotSpec};
-use trainstream_engine::{Engine, Error, Options, Result, dtype::DType};
+use trainstream_engine::{Engine, Error, Options, Result, dtype::DType, threads};
 
 const STREAM: ComputeStream = ComputeStream(0);
 const HYPER: Hyper =
@@ -38,7 +40,7 @@ fn wait(mut ask: impl FnMut() -> Result<Waited>) -> Result<()> {
 }
 
 /// Five steps of two gradients each; the memory of each gradient is overwritten as soon as it has left.
-fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
+fn train(faults: Faults, max_norm: Option<f64>) -> Result<Vec<Vec<f32>>> {
     // Declared first, dropped last: the engine may write to them until it is gone.
     let weights: Vec<_> = SIZES.iter().map(|&n| values(n, 1)).collect();
     let engine = engine(faults, Pin::Auto)?;
@@ -57,7 +59,7 @@ fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
         }
         let updates: Vec<_> =
             slots.iter().zip(&weights).map(|(&slot, w)| Update { slot, weight: range(w), hyper: HYPER }).collect();
-        engine.update(&updates, STREAM)?;
+        engine.update(&updates, max_norm, STREAM)?;
         wait(|| engine.ready(&slots, STREAM, Duration::from_millis(10)))?;
     }
     engine.close();
@@ -66,31 +68,40 @@ fn train(faults: Faults) -> Result<Vec<Vec<f32>>> {
 
 #[test]
 fn updates_equal_the_arithmetic_applied_directly() {
-    let ours = train(Faults::default()).unwrap();
-    for (ours, &n) in ours.iter().zip(&SIZES) {
-        let (mut w, mut m, mut v) = (values(n, 1), vec![0.0; n], vec![0.0; n]);
-        for step in 0..5 {
-            let grad: Vec<f32> =
-                values(n, step * 7 + 3).iter().zip(values(n, step * 7 + 4)).map(|(a, b)| a + b).collect();
-            let consts = Consts::new(&HYPER, step as u64 + 1, 1.0);
+    for max_norm in [None, Some(0.5), Some(1e9)] {
+        assert_eq!(train(Faults::default(), max_norm).unwrap(), expected(max_norm), "{max_norm:?}");
+    }
+}
+
+fn expected(max_norm: Option<f64>) -> Vec<Vec<f32>> {
+    let pool = threads::pool(1).unwrap();
+    let mut states: Vec<_> = SIZES.iter().map(|&n| (values(n, 1), vec![0.0; n], vec![0.0; n])).collect();
+    for step in 0..5 {
+        let add = |n| values(n, step * 7 + 3).iter().zip(values(n, step * 7 + 4)).map(|(a, b)| a + b).collect();
+        let grads: Vec<Vec<f32>> = SIZES.iter().map(|&n| add(n)).collect();
+        let squares: f64 = grads.iter().map(|g| squares_all(&pool, Level::Scalar, Source::F32(g))).sum();
+        let scale = max_norm.map_or(1.0, |max_norm| (max_norm / (squares.sqrt() + 1e-6)).min(1.0));
+        let consts = Consts::new(&HYPER, step as u64 + 1, scale);
+        for ((w, m, v), grad) in states.iter_mut().zip(&grads) {
             let mut chunk = Chunk {
-                weights: Weights::Master { master: &mut w, weight: Target::None },
-                moments: Moments::F32(Slices { exp_avg: &mut m, exp_avg_sq: &mut v, max_exp_avg_sq: None }),
-                grad: Source::F32(&grad),
+                weights: Weights::Master { master: w, weight: Target::None },
+                moments: Moments::F32(Slices { exp_avg: m, exp_avg_sq: v, max_exp_avg_sq: None }),
+                grad: Source::F32(grad),
                 noise: Noise::new(0, 0),
             };
             update(Level::Scalar, &mut chunk, &consts);
         }
-        assert_eq!(ours, &w);
     }
+    states.into_iter().map(|(w, ..)| w).collect()
 }
 
 #[test]
 fn random_delays_and_poison_change_nothing() {
-    let calm = train(Faults::default()).unwrap();
+    let calm = [None, Some(0.5)].map(|max_norm| (max_norm, train(Faults::default(), max_norm).unwrap()));
     for seed in 0..50 {
+        let (max_norm, calm) = &calm[seed as usize % 2];
         let faults = Faults { seed, max_delay_us: 300, poison: true, ..Faults::default() };
-        assert_eq!(train(faults).unwrap(), calm, "seed {seed}");
+        assert_eq!(&train(faults, *max_norm).unwrap(), calm, "seed {seed}");
     }
 }
 
@@ -98,7 +109,7 @@ fn random_delays_and_poison_change_nothing() {
 fn a_failed_copy_is_told_at_the_latest_by_the_next_wait() {
     let loads = SIZES.len() as u64;
     for n in [0, loads - 1, loads, loads + 5, loads + 8, loads + 9, loads + 11] {
-        let error = train(Faults { fail_copy: Some(n), ..Faults::default() }).unwrap_err();
+        let error = train(Faults { fail_copy: Some(n), ..Faults::default() }, None).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("injected failure"), "copy {n}: {text}");
     }
@@ -110,13 +121,13 @@ fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
     let engine = engine(Faults { panic_job: Some(0), ..Faults::default() }, Pin::Auto).unwrap();
     let slot = engine.add_slots(&[spec(3, DType::F32)]).unwrap()[0];
     engine.load_weight(slot, range(&weight), STREAM).unwrap();
-    engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], STREAM).unwrap();
+    engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], None, STREAM).unwrap();
     let error = wait(|| engine.drain(Duration::from_millis(10))).unwrap_err();
     assert!(
         matches!(&error, Error::Stopped { job: "update", source } if matches!(**source, Error::Panic(_))),
         "{error}"
     );
-    assert!(engine.update(&[], STREAM).is_err(), "stopped for good");
+    assert!(engine.update(&[], None, STREAM).is_err(), "stopped for good");
     let mut master = vec![0.0; 3];
     engine.read_array(slot, Array::Master, &mut master).unwrap();
     assert_eq!(master, weight);
@@ -142,7 +153,7 @@ fn closed_engines_and_wrong_sizes_are_refused() {
     assert!(matches!(engine.load_weight(slot, range(&short), STREAM), Err(Error::Slot { .. })));
     assert!(matches!(engine.load_weight(slot + 1, range(&short), STREAM), Err(Error::Slot { .. })));
     engine.close();
-    assert!(matches!(engine.update(&[], STREAM), Err(Error::Closed)));
+    assert!(matches!(engine.update(&[], None, STREAM), Err(Error::Closed)));
 }
 
 #[test]

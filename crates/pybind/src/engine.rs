@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -93,14 +93,21 @@ impl PyEngine {
     }
 
     /// Queues updates in this order and returns at once.
-    fn update(&self, py: Python<'_>, updates: Vec<PyUpdate>, hypers: Vec<PyHyper>, stream: u64) -> PyResult<()> {
+    fn update(
+        &self,
+        py: Python<'_>,
+        updates: Vec<PyUpdate>,
+        hypers: Vec<PyHyper>,
+        max_norm: Option<f64>,
+        stream: u64,
+    ) -> PyResult<()> {
         let hypers: Vec<Hyper> = hypers.into_iter().map(parse_hyper).collect();
         let parse = |(slot, address, bytes, group): PyUpdate| {
             let hyper = *hypers.get(group).ok_or_else(|| Error::Slot { slot, why: format!("no group {group}") })?;
             Ok(Update { slot, weight: tensor::range(address, bytes), hyper })
         };
         let updates = updates.into_iter().map(parse).collect::<Result<Vec<_>>>().map_err(raise)?;
-        enter(py, || self.0.update(&updates, ComputeStream(stream)))
+        enter(py, || self.0.update(&updates, max_norm, ComputeStream(stream)))
     }
 
     /// Makes a stream see the last update of these slots; sleeps for the worker, interruptibly.
@@ -162,6 +169,11 @@ impl PyEngine {
         }
     }
 
+    /// Updates that a norm forbade so far.
+    fn skipped_steps(&self) -> u64 {
+        self.0.stats().skipped_steps.load(Relaxed)
+    }
+
     /// Bytes, seconds and counts; see `trainstream.memory_report`.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let ([master, moments, gradients, wire, staging], usage) = enter(py, || Ok((self.0.bytes(), self.0.usage())))?;
@@ -169,6 +181,7 @@ impl PyEngine {
         let seconds = PyDict::new(py);
         for (name, counter) in [
             ("update", &stats.update_ns),
+            ("accumulate", &stats.accumulate_ns),
             ("wait_gradients", &stats.wait_gradients_ns),
             ("wait_update", &stats.wait_update_ns),
         ] {
@@ -188,6 +201,8 @@ impl PyEngine {
         report.set_item("bytes_out", stats.bytes_out.load(Relaxed))?;
         report.set_item("bytes_in", stats.bytes_in.load(Relaxed))?;
         report.set_item("steps", stats.steps.load(Relaxed))?;
+        report.set_item("skipped_steps", stats.skipped_steps.load(Relaxed))?;
+        report.set_item("grad_norm", *stats.grad_norm.lock().unwrap_or_else(PoisonError::into_inner))?;
         Ok(report)
     }
 

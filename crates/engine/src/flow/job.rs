@@ -1,8 +1,9 @@
-//! What the worker does: add a gradient to the one that is there, or update a bucket of parameters.
+//! What the worker does: add a gradient to the one that is there, take its norm, or update a bucket of parameters.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::{Clip, Verdict};
 use crate::device::{Completion, Device, DeviceRange, Fence, Ticket};
 use crate::error::Result;
 use crate::host::{Arena, Region};
@@ -26,6 +27,11 @@ impl Entry {
     /// An entry nobody waits for.
     pub fn new(number: usize, slot: Slot) -> Self {
         Entry { number, update_job: AtomicU64::new(0), uploaded: Mutex::new(None), slot: Mutex::new(slot) }
+    }
+
+    /// Its place among the slots.
+    pub fn number(&self) -> usize {
+        self.number
     }
 
     /// The slot; waits for a worker that has it.
@@ -110,12 +116,28 @@ pub enum Job {
         /// Generation of the gradient that it belongs to.
         generation: u64,
     },
+    /// Takes the norm of an arriving gradient, unless its generation is over.
+    Measure {
+        /// Its slot.
+        entry: Arc<Entry>,
+        /// Its generation.
+        generation: u64,
+    },
+    /// Decides what the norm of these gradients means for the updates behind it.
+    Clip {
+        /// Where the updates look.
+        clip: Arc<Clip>,
+        /// The slots.
+        entries: Vec<Arc<Entry>>,
+    },
     /// Updates a bucket of parameters and sends their weights.
     Update {
         /// The parameters.
         parts: Vec<Part>,
         /// What the device had queued at `step()`: it may still read the old weights.
         fence: Fence,
+        /// What may scale the gradients or forbid the update.
+        clip: Option<Arc<Clip>>,
     },
 }
 
@@ -124,6 +146,8 @@ impl Job {
     pub fn name(&self) -> &'static str {
         match self {
             Job::Accumulate { .. } => "accumulate",
+            Job::Measure { .. } => "measure",
+            Job::Clip { .. } => "clip",
             Job::Update { .. } => "update",
         }
     }
@@ -138,19 +162,32 @@ impl Job {
                 outcome?;
                 let mut slot = entry.lock();
                 if slot.generation == generation {
-                    slot.add_gradient(shared.level, &addend, &shared.arena, &shared.pool)?;
+                    Stats::timed(&shared.stats.accumulate_ns, || {
+                        slot.add_gradient(shared.level, &addend, &shared.arena, &shared.pool)
+                    })?;
                 }
                 drop(slot);
                 shared.give_staging(addend);
                 Ok(())
             }
-            Job::Update { parts, fence } => update_bucket(shared, &parts, &fence),
+            Job::Measure { entry, generation } => {
+                let mut slot = entry.lock();
+                if slot.generation == generation {
+                    slot.squares(shared.level, &shared.pool, &shared.stats)?;
+                }
+                Ok(())
+            }
+            Job::Clip { clip, entries } => clip.decide(shared, &entries),
+            Job::Update { parts, fence, clip } => match clip.map_or(Verdict::Scale(1.0), |clip| clip.verdict()) {
+                Verdict::Scale(scale) => update_bucket(shared, &parts, &fence, scale),
+                Verdict::Skip => Ok(()),
+            },
         }
     }
 }
 
 /// Updates the parts and sends their weights.
-fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence) -> Result<()> {
+fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence, scale: f64) -> Result<()> {
     let mut slots: Vec<_> = parts.iter().map(|part| part.entry.lock()).collect();
     // Thousands of small parameters share their constants.
     let mut consts: Vec<Consts> = Vec::new();
@@ -159,7 +196,7 @@ fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence) -> Result<()> {
     for (slot, part) in slots.iter().zip(parts) {
         let key = (part.hyper, slot.step + 1);
         if last != Some(key) {
-            consts.push(Consts::new(&part.hyper, slot.step + 1, 1.0));
+            consts.push(Consts::new(&part.hyper, slot.step + 1, scale));
             last = Some(key);
         }
         which.push(consts.len() - 1);

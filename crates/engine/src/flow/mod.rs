@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod clip;
 mod job;
 mod queue;
 
+pub use clip::{Clip, Verdict};
 pub use job::{Entry, Job, Part, Shared};
 pub use queue::{Queue, Waited};

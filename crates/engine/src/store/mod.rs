@@ -13,7 +13,8 @@ pub use holding::Holding;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::{Arena, Plain, Region};
-use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, widen};
+use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, squares_all, widen};
+use crate::stats::Stats;
 use weights::Weights;
 
 /// How the master of 16-bit weights is kept.
@@ -83,6 +84,8 @@ pub struct Slot {
     /// fp32 sum, once a second gradient or an edited one came to a 16-bit slot.
     sum: Option<Region>,
     summed: bool,
+    /// Sum of the gradient's squares, once it was taken.
+    squares: Option<f64>,
 }
 
 impl Slot {
@@ -108,6 +111,7 @@ impl Slot {
             gradient: next().into(),
             sum: None,
             summed: false,
+            squares: None,
         }
     }
 
@@ -123,7 +127,7 @@ impl Slot {
     /// Where a first gradient goes; begins a new generation.
     pub fn begin_gradient(&mut self) -> &mut Holding {
         self.generation += 1;
-        self.summed = false;
+        (self.summed, self.squares) = (false, None);
         &mut self.gradient
     }
 
@@ -135,11 +139,7 @@ impl Slot {
     /// Waits for what is away, and shows all that update number `step` of slot `number` works on.
     pub fn chunk(&mut self, number: usize) -> Result<Chunk<'_>> {
         let weight = self.spec.weight;
-        let grad = if self.summed {
-            Source::F32(self.sum.as_ref().expect("summed").as_slice())
-        } else {
-            source(self.gradient.region()?, weight)
-        };
+        let grad = gradient(weight, self.summed, &self.sum, &mut self.gradient)?;
         let (exp_avg, exp_avg_sq, max) = (&mut self.exp_avg, &mut self.exp_avg_sq, &mut self.max_exp_avg_sq);
         Ok(Chunk {
             weights: self.weights.chunk(weight)?,
@@ -162,17 +162,25 @@ impl Slot {
         pool: &rayon::ThreadPool,
     ) -> Result<()> {
         let (addend, _) = source(addend, self.spec.weight).split_at(self.spec.numel); // staging may be longer
-        accumulate_all(pool, level, self.fp32_gradient(level, arena, pool)?, addend);
+        self.squares = Some(accumulate_all(pool, level, self.fp32_gradient(level, arena, pool)?, addend));
         Ok(())
+    }
+
+    /// Sum of the gradient's squares; waits for it to arrive.
+    pub fn squares(&mut self, level: Level, pool: &rayon::ThreadPool, stats: &Stats) -> Result<f64> {
+        if let Some(squares) = self.squares {
+            return Ok(squares);
+        }
+        let weight = self.spec.weight;
+        let (summed, sum, arrived) = (self.summed, &self.sum, &mut self.gradient);
+        let grad = Stats::timed(&stats.wait_gradients_ns, || gradient(weight, summed, sum, arrived))?;
+        let squares = Stats::timed(&stats.accumulate_ns, || squares_all(pool, level, grad));
+        Ok(*self.squares.insert(squares))
     }
 
     /// The gradient as fp32.
     pub fn read_gradient(&mut self, level: Level, to: &mut [f32]) -> Result<()> {
-        if self.summed {
-            to.copy_from_slice(self.sum.as_ref().expect("summed").as_slice());
-        } else {
-            widen(level, source(self.gradient.region()?, self.spec.weight), to);
-        }
+        widen(level, gradient(self.spec.weight, self.summed, &self.sum, &mut self.gradient)?, to);
         Ok(())
     }
 
@@ -185,6 +193,7 @@ impl Slot {
         pool: &rayon::ThreadPool,
     ) -> Result<()> {
         self.fp32_gradient(level, arena, pool)?.copy_from_slice(from);
+        self.squares = None;
         Ok(())
     }
 
@@ -272,6 +281,14 @@ fn slices<'a, T: Plain>(
         exp_avg_sq: exp_avg_sq.as_mut_slice(),
         max_exp_avg_sq: max.as_mut().map(Region::as_mut_slice),
     }
+}
+
+/// The gradient: the sum, if there is one, or what arrived.
+fn gradient<'a>(weight: DType, summed: bool, sum: &'a Option<Region>, arrived: &'a mut Holding) -> Result<Source<'a>> {
+    if summed {
+        return Ok(Source::F32(sum.as_ref().expect("summed").as_slice()));
+    }
+    Ok(source(arrived.region()?, weight))
 }
 
 fn source(region: &Region, dtype: DType) -> Source<'_> {
