@@ -126,8 +126,9 @@ fn gradients_with_denormal_squares_count_as_zero_if_eps_hides_them() {
 
 #[test]
 fn stochastic_rounding_is_unbiased() {
-    // 2^18 equal values between two neighbours: the mean of what is stored is the value, within the noise.
-    let n = 1 << 18;
+    // 2^21 equal values between two neighbours, six times: the mean of what is stored is the value. Unbiased draws fail at
+    // 4.5 sigma once in 25,000 runs; the draws are fixed, so that one that passed always does.
+    let n = 1 << 21;
     let layout = Layout { form: Form::Bare, bf16_moments: true, ..Layout::PLAIN };
     let h = Hyper { lr: 0.0, weight_decay: 0.0, beta1: 0.9, beta2: 0.9, ..hypers()[0] };
     for step in [1, 2, 1000] {
@@ -139,7 +140,7 @@ fn stochastic_rounding_is_unbiased() {
             let values: Vec<f64> = (0..n).map(|i| stored.get(true, i).into()).collect();
             let mean = values.iter().sum::<f64>() / n as f64;
             let deviation = (values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64 / n as f64).sqrt();
-            assert!(deviation > 0.0 && (mean - exact).abs() < 4.0 * deviation, "step {step}: {mean} for {exact}");
+            assert!(deviation > 0.0 && (mean - exact).abs() < 4.5 * deviation, "step {step}: {mean} for {exact}");
         }
     }
 }
