@@ -228,11 +228,14 @@ class Masters:
 
 
 def assert_rounded(model: nn.Module, ours: Any, masters: Masters, *, ties: str = "even") -> None:
-    """16-bit weights are the rounding of our fp32 masters, bit for bit, and those agree with the reference's."""
+    """16-bit weights are the rounding of our fp32 masters, bit for bit, and those agree with the reference's.
+
+    ``ties`` of bfloat16 go to ``"even"`` or ``"away"`` from zero.
+    """
     state = ours.state_dict()["state"]
     for i, (p, theirs) in enumerate(zip(model.parameters(), masters.masters, strict=True)):
         ours_master = state[i]["master"]
-        if p.dtype == torch.bfloat16 and ties == "up":
+        if p.dtype == torch.bfloat16 and ties == "away":
             expected = ((ours_master.view(torch.int32) + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
         else:
             expected = ours_master.to(p.dtype)

@@ -176,6 +176,21 @@ def test_half_trained_optimizer_is_untouched_by_a_refusal() -> None:
     assert optimizer.state
 
 
+def test_state_that_is_refused_leaves_no_hooks() -> None:
+    """wrap() with an optimizer whose state does not fit its settings leaves the model to that optimizer."""
+    model = Mlp(5, 2)
+    optimizer = adamw(model.parameters())
+    step(model, optimizer)
+    model.zero_grad()
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(ParameterError, match="max_exp_avg_sq"):
+        trainstream.wrap(model, optimizer)
+    optimizer.param_groups[0]["amsgrad"] = False
+    model.loss(torch.Generator()).backward()
+    assert type(model.head.weight.grad) is torch.Tensor
+    optimizer.step()
+
+
 def test_wrong_order_of_verbs() -> None:
     """Wrapping twice, unwrapping or reporting what is not wrapped are refused, and training goes on."""
     model = Mlp(5, 2)

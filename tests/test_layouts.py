@@ -66,7 +66,7 @@ def test_200_steps_follow_torch(master: str, device: str) -> None:
         give_gradients([reference, model], i)
         masters.step()
         ours.step()
-    assert_rounded(model, ours, masters, ties="up" if master == "split" else "even")
+    assert_rounded(model, ours, masters, ties="away" if master == "split" else "even")
     assert_moved(model, start)
 
 
@@ -99,22 +99,22 @@ def test_split_masters_are_the_whole_ones(moment_dtype: str, device: str) -> Non
 
 
 def test_bf16_moments_track_fp32_moments(device: str) -> None:
-    """bf16 moments take 4 bytes per parameter less, learn as well, and their sum has no bias."""
-    losses, optimizers = [], []
-    for moment_dtype in (torch.float32, torch.bfloat16):
-        torch.manual_seed(3)
-        model = Mlp().to(device)
-        optimizers.append(OffloadAdamW(model.parameters(), lr=1e-2, moment_dtype=moment_dtype))
-        losses.append([step(model, optimizers[-1], i % 4) for i in range(200)])
-    assert losses[1][-1] < 0.5 * losses[1][0]
-    assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.05, abs=0.02)
-    whole, half = (o.state_dict()["state"] for o in optimizers)
-    for i, state in half.items():
-        assert state["exp_avg"].dtype == torch.float32
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(state[name], state[name].to(BF16).float())
-        assert state["exp_avg_sq"].sum().item() == pytest.approx(whole[i]["exp_avg_sq"].sum().item(), rel=0.03)
-    count = sum(p.numel() for p in model.parameters())
+    """bf16 moments take 4 bytes per parameter less, and with the same gradients their sum has no bias."""
+    count = 100_000
+    params = [nn.Parameter(torch.zeros(count, device=device)) for _ in range(2)]
+    optimizers = [OffloadAdamW([p], moment_dtype=d) for p, d in zip(params, (torch.float32, BF16), strict=True)]
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(200):
+        grad = torch.randn(count, generator=generator).to(device)
+        for p, optimizer in zip(params, optimizers, strict=True):
+            p.grad = grad.clone()
+            optimizer.step()
+    whole, half = (o.state_dict()["state"][0] for o in optimizers)
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert half[name].dtype == torch.float32
+        assert torch.equal(half[name], half[name].to(BF16).float())
+    # Each rounding is off by 2**-9 on average: over 100,000 elements the sum is within 1e-4 of the whole one.
+    assert half["exp_avg_sq"].sum().item() == pytest.approx(whole["exp_avg_sq"].sum().item(), rel=1e-4)
     assert optimizers[0].stats()["host_state_bytes"] - optimizers[1].stats()["host_state_bytes"] == 4 * count
 
 
@@ -167,6 +167,62 @@ def test_changes_from_outside_arrive(layout: dict[str, str], device: str) -> Non
         assert torch.equal(after[5:], before["master"][5:])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_format_may_change(layout: dict[str, str], device: str) -> None:
+    """Weights moved to channels_last, at an old address too, keep their values, state and summed gradients."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3)).to(device, BF16)
+    model, ours = trainstream.wrap(model, adamw(model.parameters(), lr=0.0, weight_decay=0.0), **layout)
+    before = model[0].weight.detach().clone()
+    for i in range(6):
+        ours.zero_grad()
+        for value in (1.0, 1 / 512, 1 / 512):  # a bf16 sum would lose the others
+            (model[0].weight * value).sum().backward()
+        model.float()
+        form = torch.channels_last if i % 2 == 0 else torch.contiguous_format
+        model.to(BF16, memory_format=form)
+        ours.step()
+        assert torch.equal(model[0].weight, before) and model[0].weight.is_contiguous(memory_format=form)
+    if layout["moment_dtype"] == "float32":
+        expected = (1 + 2 / 512) * (1 - 0.9**6)
+        assert ours.state_dict()["state"][0]["exp_avg"].flatten().tolist() == pytest.approx([expected] * 4608, 1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resume_after_unfreezing_is_bit_equal(layout: dict[str, str], device: str) -> None:
+    """Random bits belong to a parameter's place, not to the order in which parameters came to be trained."""
+
+    def fresh(frozen: bool) -> tuple[Any, Any]:
+        torch.manual_seed(3)
+        model = Mlp().to(device, BF16)
+        model.layers[0].requires_grad_(not frozen)
+        return trainstream.wrap(model, adamw(model.parameters()), **layout)
+
+    straight, optimizer = fresh(frozen=True)
+    train(straight, optimizer, 2)
+    straight.layers[0].requires_grad_(True)
+    train(straight, optimizer, 2, first=2)
+    saved = copy.deepcopy(straight.state_dict()), optimizer.state_dict()
+    train(straight, optimizer, 4, first=4)
+    second, optimizer = fresh(frozen=False)
+    second.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(second, optimizer, 4, first=4)
+    assert_equal(weights(second), weights(straight))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_of_any_payload_stays_a_nan(layout: dict[str, str], device: str) -> None:
+    """A loaded moment that is a NaN with all payload bits set makes NaN weights, not zeros."""
+    model, ours = wrapped(device, **layout)
+    train(model, ours, 1)
+    state = ours.state_dict()
+    state["state"][1]["exp_avg"].view(torch.int32)[3] = 0x7FFFFFFF
+    ours.load_state_dict(state)
+    train(model, ours, 1)
+    assert model.layers[0].bias[3].isnan() and not model.layers[0].bias[:3].isnan().any()
+
+
 def test_accumulation_of_257_micro_batches(device: str) -> None:
     """1 and 256 gradients of 1/512 in bf16 add up to 1.5, which a bf16 sum would lose."""
     weight = nn.Parameter(torch.zeros(1000, dtype=BF16, device=device))
@@ -178,7 +234,7 @@ def test_accumulation_of_257_micro_batches(device: str) -> None:
     assert (ours.state_dict()["state"][0]["exp_avg"] == 1.5).all()
 
 
-@pytest.mark.parametrize("layout", [{}, {"moment_dtype": "bfloat16"}])
+@pytest.mark.parametrize("layout", [{}, {"moment_dtype": "bfloat16"}], ids=str)
 def test_amsgrad_keeps_the_largest_moment(layout: dict[str, str], device: str) -> None:
     """amsgrad's state is torch's, goes both ways, and the step uses it."""
     reference, plain, model, ours = twins(
@@ -193,8 +249,8 @@ def test_amsgrad_keeps_the_largest_moment(layout: dict[str, str], device: str) -
     tolerance = 2e-2 if layout else 1e-6
     for i, theirs in plain.state_dict()["state"].items():
         mine = state["state"][i]
-        assert (mine["max_exp_avg_sq"] >= mine["exp_avg_sq"]).all()
         torch.testing.assert_close(mine["max_exp_avg_sq"], theirs["max_exp_avg_sq"].cpu(), rtol=tolerance, atol=0)
+    assert_close(model, reference, 1e-3 if layout else 1e-6)
     plain.load_state_dict(state)
     ours.load_state_dict(plain.state_dict())
     assert_equal(ours.state_dict()["state"][0], state["state"][0])
@@ -234,7 +290,7 @@ def test_layouts_in_one_model(device: str) -> None:
         give_gradients([reference, model], i)
         masters.step()
         ours.step()
-    assert_rounded(model, ours, masters, ties="up")
+    assert_rounded(model, ours, masters, ties="away")
     assert ours.stats()["host_master_bytes"] == 70 * (4 + 4 + 4)
 
 

@@ -63,7 +63,7 @@ def same(got: Any, expected: Any) -> bool:
 def test_levels_and_threads_agree(
     shape: tuple[int, ...], dtype: torch.dtype, offset: int, threads: int, moment_dtype: str, master: str
 ) -> None:
-    """B25: ranks 0 to 5, sizes around vectors and pieces, misaligned starts: the bytes of one scalar thread."""
+    """B25: ranks 0 to 5, sizes around vectors and pieces, misaligned weights: the bytes of one scalar thread."""
     layout = {"moment_dtype": moment_dtype, "master": master if dtype == torch.bfloat16 else "float32"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINSTREAM_CPU", "scalar")
@@ -98,6 +98,7 @@ def threads() -> int:
 
 def test_threads_are_this_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """B52: the CPUs of this process are shared with the ranks beside it, unless the user says how many."""
+    monkeypatch.delenv("TRAINSTREAM_NUM_THREADS", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     cpus = threads()
     assert 1 <= cpus <= len(os.sched_getaffinity(0))
@@ -120,6 +121,7 @@ print(free, threads())
 
 def test_threads_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """B52: a process bound to one CPU has one thread; a launcher's OMP_NUM_THREADS=1 changes nothing."""
+    monkeypatch.delenv("TRAINSTREAM_NUM_THREADS", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     out, _ = python(BOUND, OMP_NUM_THREADS="1").communicate(timeout=120)
     assert out.split() == [str(threads()), "1"]

@@ -127,6 +127,18 @@ def test_refused_load_changes_nothing(change: Any, word: str) -> None:
     assert_close(model, reference)
 
 
+def test_missing_settings_stay_as_they_are() -> None:
+    """A saved group without some settings, as of an older torch, keeps ours, and training goes on."""
+    model, ours = wrapped(Mlp, "cpu")
+    train(model, ours, 1)
+    state = ours.state_dict()
+    for key in ("amsgrad", "maximize", "decoupled_weight_decay"):
+        del state["param_groups"][0][key]
+    ours.load_state_dict(state)
+    train(model, ours, 1)
+    assert ours.param_groups[0]["amsgrad"] is False
+
+
 @pytest.mark.parametrize("kind", [int, float, torch.tensor, lambda s: torch.tensor([s]).float()[0]])
 def test_kinds_of_step(kind: Any) -> None:
     """The step count may be an int, a float or a tensor in the state dict to load."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -51,15 +52,14 @@ class Bridge:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
     def add_slots(
-        self, params: Sequence[Tensor], amsgrad: Sequence[bool], *, master: str, moment_dtype: str
-    ) -> list[int]:
-        """Host state for these parameters, as slot numbers."""
-        specs = [
-            (p.numel(), dtype_name(p.dtype), master, moment_dtype, ams) for p, ams in zip(params, amsgrad, strict=True)
-        ]
+        self, params: Sequence[tuple[Tensor, bool, int]], *, master: str, moment_dtype: str
+    ) -> list[tuple[int, bool]]:
+        """Host state for ``(parameter, amsgrad, key of its random bits)``, as slot numbers and whether they have a
+        master."""
+        specs = [(p.numel(), dtype_name(p.dtype), master, moment_dtype, ams, key) for p, ams, key in params]
         numbers = self._engine.add_slots(specs)
-        self._weights.extend(params)
-        return numbers
+        self._weights.extend(p for p, _, _ in params)
+        return [(number, self._engine.has_master(number)) for number in numbers]
 
     def load_weight(self, slot: int, weight: Tensor) -> None:
         """Master := weight (waits)."""
@@ -90,15 +90,16 @@ class Bridge:
 
     def update(
         self,
-        weights: Sequence[tuple[int, Tensor, int]],
+        weights: Sequence[tuple[int, Tensor, int, float]],
         hypers: Sequence[_engine._Hyper],
         max_norm: float | None = None,
     ) -> None:
-        """Queues updates of ``(slot, weight, index into hypers)`` in this order and returns at once.
+        """Queues updates of ``(slot, weight, index into hypers, factor of the gradient)`` in this order and returns at
+        once.
 
         With ``max_norm`` gradients are clipped to that global norm, and nothing is updated if it is not finite.
         """
-        updates = [(slot, w.data_ptr(), w.nbytes, group) for slot, w, group in weights]
+        updates = [(slot, w.data_ptr(), w.nbytes, group, scale) for slot, w, group, scale in weights]
         self._engine.update(updates, list(hypers), max_norm, self._stream())
 
     def ready(self, slots: Sequence[int]) -> None:
@@ -129,6 +130,12 @@ class Bridge:
         self._engine.read_gradient(slot, out.data_ptr(), out.numel())
         return out.to(self.device, like.dtype)
 
+    def relayout_gradient(self, slot: int, old: Tensor, new: Tensor) -> None:
+        """Gives the gradient the strides of ``new``; its sum stays fp32."""
+        value = _host_like(old)
+        self._engine.read_gradient(slot, value.data_ptr(), value.numel())
+        self.set_gradient(slot, value, new)
+
     def set_gradient(self, slot: int, value: Tensor, like: Tensor) -> None:
         """Replaces the gradient."""
         value = _host_like(like).copy_(value)
@@ -145,6 +152,11 @@ class Bridge:
     def check(self) -> None:
         """Raises what stopped the engine, if anything did."""
         self._engine.check()
+
+    def norm(self, slot: int) -> float:
+        """2-norm of a slot's gradient."""
+        self._engine.drain()
+        return math.sqrt(self._engine.squares(slot))
 
     def skipped_steps(self) -> int:
         """Updates that a norm forbade so far."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from . import lazy
+
 if TYPE_CHECKING:
     from .slots import Slot
 
@@ -19,7 +21,7 @@ class StreamedGrad(Tensor):
     """A gradient in host memory that still answers as ``p.grad``.
 
     Any operation works: it brings the values to the parameter's device, runs there, and what it changed in
-    place is written back to the host. A further backward is added on the host without coming back. An
+    place is written back to the host. Norms, scaling and a further backward are done on the host instead. An
     operation that makes a view (``p.grad[0]``, ``p.grad.detach()``) puts a plain tensor back into ``p.grad``,
     so that writes through the view count; ``step()`` takes that tensor.
 
@@ -58,6 +60,10 @@ class StreamedGrad(Tensor):
             )
         return self.slot.read_gradient()
 
+    def is_live(self) -> bool:
+        """Whether the values are on the host and nowhere else."""
+        return self.returned is None and self.slot.grad is self
+
     def give_back(self) -> None:
         """Puts a plain tensor in this gradient's place."""
         self.returned = self.materialize()
@@ -89,6 +95,8 @@ class StreamedGrad(Tensor):
         if func is aten.add_.Tensor and not kwargs and _is_addend(*args):
             args[0].slot.push_gradient(args[1], add=True)
             return args[0]
+        if (result := lazy.answer(func, args, kwargs)) is not lazy.NOT_HERE:
+            return result
         if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
             tree_map_only(StreamedGrad, StreamedGrad.give_back, (args, kwargs))
         return _run_materialized(func, args, kwargs)
@@ -98,8 +106,7 @@ def _is_addend(grad: Any, addend: Any) -> bool:
     """Whether ``grad += addend`` is autograd adding another backward's gradient."""
     return (
         isinstance(grad, StreamedGrad)
-        and grad.slot.grad is grad
-        and grad.returned is None
+        and grad.is_live()
         and isinstance(addend, Tensor)
         and not isinstance(addend, StreamedGrad)
         and addend.layout == torch.strided

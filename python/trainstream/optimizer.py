@@ -29,15 +29,15 @@ class OffloadAdamW(torch.optim.Optimizer):
     Args:
         params: parameters or groups, float32, bfloat16 or float16, dense, all on one device. Frozen ones
             are kept in their groups and left alone.
-        lr, betas, eps, weight_decay, maximize, amsgrad: as in :class:`torch.optim.AdamW`; read at each ``step()``.
-            ``amsgrad`` of a group stays as it is.
+        lr, betas, eps, weight_decay, maximize: as in :class:`torch.optim.AdamW`; read at each ``step()``.
+        amsgrad: as in :class:`torch.optim.AdamW`; cannot change once a parameter has state.
         decoupled: AdamW's decay; ``False`` is Adam with L2 in the gradient.
         moment_dtype: ``"float32"`` (also ``"auto"``), or ``"bfloat16"`` with stochastic rounding: 4 bytes per
             parameter less. Names or torch dtypes.
         master: how bfloat16 weights keep their fp32 master; others have it always. ``"float32"``: whole, 4 bytes
             beside the 2 of the weight. ``"split"``: two 16-bit halves of which one is the weight, 2 bytes beside it,
-            the same values (halfway cases round up, not to even). ``"none"``: no master, weights are rounded
-            stochastically.
+            the same values (halfway cases round away from zero, not to even). ``"none"``: no master, weights are
+            rounded stochastically.
         max_grad_norm: clips the gradients' global 2-norm at each ``step()``, as torch's ``clip_grad_norm_`` does,
             without waiting for it; ``p.grad`` stays as it is. A step whose norm is not finite changes nothing and
             counts in ``stats()["skipped_steps"]``; ``math.inf`` does only that. Without it, as in torch, NaN
@@ -121,18 +121,19 @@ class OffloadAdamW(torch.optim.Optimizer):
         ]
 
     def _adopt(self, params: list[tuple[str, nn.Parameter]]) -> None:
-        ams = {p for group in self.param_groups if group["amsgrad"] for p in group["params"]}
+        amsgrad = [group["amsgrad"] for group in self.param_groups for _ in group["params"]]
+        # A parameter's place in the state dict: the same when training is resumed.
+        places = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         numbers = self.engine.add_slots(
-            [p for _, p in params],
-            [p in ams for _, p in params],
+            [(p, amsgrad[places[p]], places[p]) for _, p in params],
             master=self._master,
             moment_dtype=self._moment_dtype,
         )
         # All weights first: a copy that fails leaves no hook behind.
-        slots = []
-        for number, (name, p) in zip(numbers, params, strict=True):
-            has_master = self._master != "none" or p.dtype != torch.bfloat16
-            slots.append(Slot(self.engine, number, name, p, amsgrad=p in ams, master=has_master))
+        slots = [
+            Slot(self.engine, number, name, p, amsgrad=amsgrad[places[p]], master=has_master)
+            for (number, has_master), (name, p) in zip(numbers, params, strict=True)
+        ]
         for slot in slots:
             self._slots[slot.param] = slot
             self._handles.append(slot.param.register_post_accumulate_grad_hook(_hook(slot)))
@@ -211,13 +212,13 @@ class OffloadAdamW(torch.optim.Optimizer):
                     work.append((self._slots[p], g))
         self.wait_for(slot for slot, _ in work)
         for slot, _ in work:
-            slot.take_gradient()
             slot.adopt_changes()
+            slot.take_gradient()
         # In the order of the next forward, so that it can start while later updates still run.
         work.sort(key=lambda item: (item[0].rank is None, item[0].rank))
         self._tell_skipped()
         self.engine.reap()
-        self.engine.update([(slot.number, slot.param, g) for slot, g in work], hypers, self.max_grad_norm)
+        self.engine.update([(slot.number, slot.param, g, slot.scale) for slot, g in work], hypers, self.max_grad_norm)
         for slot, _ in work:
             slot.updated(self._guard_params)
 
@@ -235,7 +236,8 @@ class OffloadAdamW(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """torch's AdamW state dict, with ``master`` beside the moments. Tensors are fp32 copies on the CPU."""
+        """torch's AdamW state dict, with ``master`` beside the moments where there is one. Tensors are fp32 copies on
+        the CPU."""
         if self._healthy():
             self.engine.drain()
         try:
@@ -274,15 +276,16 @@ class OffloadAdamW(torch.optim.Optimizer):
                 elif state and p.requires_grad:
                     raise ConfigError(f"parameter {i} of the state dict has no host state here")
         for i, (group, own) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
-            settings = {**self.defaults, **group}
+            settings = {**own, **group}
             checks.check_group(i, settings)
             for p in own["params"]:
                 if p in self._slots:
                     self._slots[p].check_amsgrad(i, settings["amsgrad"])
-        decoupled = [group["decoupled_weight_decay"] for group in self.param_groups]
+        before = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        for group, value in zip(self.param_groups, decoupled, strict=True):
-            group.setdefault("decoupled_weight_decay", value)
+        for group, settings in zip(self.param_groups, before, strict=True):
+            for key, value in settings.items():
+                group.setdefault(key, value)
         for slot, state in loads:
             slot.load_state(state)
 

@@ -17,6 +17,7 @@ class Slot:
     """Ties a parameter to its engine slot.
 
     Attributes:
+        scale: what the gradient on the host has to be multiplied by.
         grad: the live gradient; ``p.grad`` counts only while it is this very object.
         pending: an update was queued that the compute stream may not see yet.
         rank: position in the first forward; updates run in that order.
@@ -31,6 +32,7 @@ class Slot:
         self._moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
         self._arrays = (*self._moments, "master") if master else self._moments
         self.grad: StreamedGrad | None = None
+        self.scale = 1.0
         self.pending = False
         self.rank: int | None = None
         bridge.load_weight(number, param)
@@ -41,6 +43,9 @@ class Slot:
 
     def push_gradient(self, grad: Tensor, *, add: bool) -> None:
         """Sends a gradient to the host, as a new one or to be added."""
+        if add and self.scale != 1:
+            self.write_gradient(self.read_gradient())
+        self.scale = 1.0
         self._bridge.push_gradient(self.number, grad, self._form, add=add)
 
     def take_gradient(self) -> None:
@@ -61,11 +66,17 @@ class Slot:
 
     def read_gradient(self) -> Tensor:
         """The gradient on the parameter's device."""
-        return self._bridge.gradient(self.number, self._form).to(self.param.device)
+        grad = self._bridge.gradient(self.number, self._form).to(self.param.device)
+        return grad if self.scale == 1 else grad.mul_(self.scale)
 
     def write_gradient(self, value: Tensor) -> None:
         """Replaces the gradient."""
         self._bridge.set_gradient(self.number, value, self._form)
+        self.scale = 1.0
+
+    def gradient_norm(self) -> float:
+        """2-norm of the gradient, taken on the host."""
+        return abs(self.scale) * self._bridge.norm(self.number)
 
     def adopt_changes(self) -> None:
         """Takes over what somebody else wrote to the weight since our last update.
@@ -96,8 +107,9 @@ class Slot:
         old, self._form = self._form, _form(self.param)
         for name in self._arrays:
             self._bridge.set_array(self.number, name, self._bridge.array(self.number, name, old), self._form)
-        if self.grad is not None:
-            self._bridge.set_gradient(self.number, self._bridge.gradient(self.number, old), self._form)
+        if self.param.grad is not None and self.param.grad is self.grad:
+            self._bridge.relayout_gradient(self.number, old, self._form)
+        self._version = -1  # a weight without master comes from the device, even if nothing else changed
 
     def updated(self, guarded: bool) -> None:
         """Notes that an update is on its way to the weight."""

@@ -106,22 +106,30 @@ def wrap(
     checks.check_master(master, trained)
     here = checks.one_device(trained)
     target = _target(device, here)
-    if target != here:
-        model.to(target)
-    ours = OffloadAdamW(
-        groups,
-        **defaults,
-        names=names,
-        threads=threads,
-        pin=pin,
-        moment_dtype=moment_dtype,
-        master=master,
-        max_grad_norm=max_grad_norm,
-        guard_params=guard_params,
-        max_inflight_bytes=max_inflight_bytes,
-    )
-    if optimizer.state:
-        ours.load_state_dict(optimizer.state_dict())
+    ours = None
+    try:
+        if target != here:
+            model.to(target)
+        ours = OffloadAdamW(
+            groups,
+            **defaults,
+            names=names,
+            threads=threads,
+            pin=pin,
+            moment_dtype=moment_dtype,
+            master=master,
+            max_grad_norm=max_grad_norm,
+            guard_params=guard_params,
+            max_inflight_bytes=max_inflight_bytes,
+        )
+        if optimizer.state:
+            ours.load_state_dict(optimizer.state_dict())
+    except BaseException:  # memory, pinning or the state were refused: the model is as it was
+        if ours is not None:
+            ours.detach()
+        if target != here:
+            model.to(here)
+        raise
     _wrapped[model] = Wrapped(model, ours)
     if refusal := ours.engine.report()["pin_refusal"]:
         _log.warning("%s; copies are slower from here on", refusal)

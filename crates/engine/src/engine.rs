@@ -14,7 +14,7 @@ use crate::flow::{Clip, Entry, Job, Part, Queue, Shared, Waited};
 use crate::host::{Arena, Pin, Pinner, Usage};
 use crate::optim::{Hyper, Level};
 use crate::stats::Stats;
-use crate::store::{Array, Slot, SlotSpec};
+use crate::store::{Array, Master, Slot, SlotSpec};
 use crate::threads;
 
 /// Consecutive parameters are updated together until their weights have this many bytes: large enough for
@@ -45,6 +45,8 @@ pub struct Update {
     pub weight: DeviceRange,
     /// Hyper-parameters of its group.
     pub hyper: Hyper,
+    /// Factor of its gradient.
+    pub scale: f64,
 }
 
 /// The engine of one wrapped model.
@@ -54,8 +56,10 @@ pub struct Engine {
     threads: usize,
     entries: RwLock<Vec<Arc<Entry>>>,
     staged: Mutex<usize>,
-    /// Whether the norm is wanted: then it is taken as gradients arrive.
+    /// Whether norms were wanted in the last step: then they are taken as gradients arrive.
     measuring: AtomicBool,
+    /// Whether norms were asked for since the last update.
+    asked: AtomicBool,
     // Leaked in a forked child, where their threads do not exist.
     parts: Option<(Queue, Arc<Shared>)>,
 }
@@ -83,6 +87,7 @@ impl Engine {
             entries: RwLock::default(),
             staged: Mutex::new(0),
             measuring: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             parts: Some((queue, shared)),
         })
     }
@@ -170,13 +175,14 @@ impl Engine {
         let mut parts = Vec::with_capacity(updates.len());
         for update in updates {
             let entry = self.entry(update.slot)?;
-            parts.push(Part { entry, weight: update.weight, hyper: update.hyper });
+            parts.push(Part { entry, weight: update.weight, hyper: update.hyper, scale: update.scale });
         }
-        self.measuring.store(max_norm.is_some(), Relaxed);
+        let asked = self.asked.swap(false, Relaxed);
+        self.measuring.store(asked || max_norm.is_some(), Relaxed);
         let clip = max_norm.filter(|_| !parts.is_empty()).map(|max_norm| Arc::new(Clip::new(max_norm)));
         if let Some(clip) = &clip {
-            let entries = parts.iter().map(|part| Arc::clone(&part.entry)).collect();
-            self.queue().push(Job::Clip { clip: Arc::clone(clip), entries })?;
+            let gradients = parts.iter().map(|part| (Arc::clone(&part.entry), part.scale)).collect();
+            self.queue().push(Job::Clip { clip: Arc::clone(clip), gradients })?;
         }
         let mut parts = parts.into_iter().peekable();
         while parts.peek().is_some() {
@@ -233,7 +239,7 @@ impl Engine {
         let fence = shared.device.fence(stream)?;
         Stats::add(&shared.stats.bytes_out, weight.bytes());
         let (theirs, outcome) = shared.device.copy_out(weight, shared.take_staging(weight.bytes())?, &fence).wait();
-        outcome.map(|()| entry.lock().merge(shared.level, &theirs))?;
+        outcome.map(|()| entry.lock().merge(shared.level, &shared.pool, &theirs))?;
         shared.give_staging(theirs);
         Ok(())
     }
@@ -275,12 +281,26 @@ impl Engine {
         self.entry(slot)?.lock().read_gradient(self.shared().level, to)
     }
 
+    /// Sum of the squares of a slot's gradient.
+    pub fn squares(&self, slot: usize) -> Result<f64> {
+        self.usable()?;
+        self.asked.store(true, Relaxed);
+        self.wait_for(self.queue().queued())?;
+        let shared = self.shared();
+        self.entry(slot)?.lock().squares(shared.level, &shared.pool, &shared.stats)
+    }
+
     /// Replaces the gradient of a slot by fp32 values.
     pub fn write_gradient(&self, slot: usize, from: &[f32]) -> Result<()> {
         self.usable()?;
         self.wait_for(self.queue().queued())?;
         let shared = self.shared();
         self.entry(slot)?.lock().write_gradient(shared.level, from, &shared.arena, &shared.pool)
+    }
+
+    /// Whether a slot has a master beside or in its weight.
+    pub fn has_master(&self, slot: usize) -> Result<bool> {
+        Ok(self.entry(slot)?.lock().spec.master() != Master::None)
     }
 
     /// Updates done on a slot.

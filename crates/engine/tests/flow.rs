@@ -22,7 +22,7 @@ fn engine(faults: Faults, pin: Pin) -> Result<Engine> {
 }
 
 fn spec(numel: usize, weight: DType) -> SlotSpec {
-    SlotSpec { numel, weight, master: Master::F32, bf16_moments: false, amsgrad: false }
+    SlotSpec { numel, weight, master: Master::F32, bf16_moments: false, amsgrad: false, key: 0 }
 }
 
 fn range(memory: &[f32]) -> DeviceRange {
@@ -57,8 +57,11 @@ fn train(faults: Faults, max_norm: Option<f64>) -> Result<Vec<Vec<f32>>> {
                 gradient.fill(f32::NAN);
             }
         }
-        let updates: Vec<_> =
-            slots.iter().zip(&weights).map(|(&slot, w)| Update { slot, weight: range(w), hyper: HYPER }).collect();
+        let updates: Vec<_> = slots
+            .iter()
+            .zip(&weights)
+            .map(|(&slot, w)| Update { slot, weight: range(w), hyper: HYPER, scale: 1.0 })
+            .collect();
         engine.update(&updates, max_norm, STREAM)?;
         wait(|| engine.ready(&slots, STREAM, Duration::from_millis(10)))?;
     }
@@ -121,7 +124,7 @@ fn a_panic_in_the_worker_stops_the_engine_and_keeps_its_state() {
     let engine = engine(Faults { panic_job: Some(0), ..Faults::default() }, Pin::Auto).unwrap();
     let slot = engine.add_slots(&[spec(3, DType::F32)]).unwrap()[0];
     engine.load_weight(slot, range(&weight), STREAM).unwrap();
-    engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER }], None, STREAM).unwrap();
+    engine.update(&[Update { slot, weight: range(&weight), hyper: HYPER, scale: 1.0 }], None, STREAM).unwrap();
     let error = wait(|| engine.drain(Duration::from_millis(10))).unwrap_err();
     assert!(
         matches!(&error, Error::Stopped { job: "update", source } if matches!(**source, Error::Panic(_))),

@@ -35,10 +35,10 @@ impl PyTransfer {
     }
 }
 
-/// `(numel, dtype, master, moment_dtype, amsgrad)`.
-type PySpec = (usize, String, String, String, bool);
-/// `(slot, weight address, weight bytes, index into hypers)`.
-type PyUpdate = (usize, u64, usize, usize);
+/// `(numel, dtype, master, moment_dtype, amsgrad, key)`.
+type PySpec = (usize, String, String, String, bool, u64);
+/// `(slot, weight address, weight bytes, index into hypers, factor of the gradient)`.
+type PyUpdate = (usize, u64, usize, usize, f64);
 /// `(lr, beta1, beta2, eps, weight_decay, decoupled, maximize)`.
 type PyHyper = (f64, f64, f64, f64, f64, bool, bool);
 
@@ -102,9 +102,9 @@ impl PyEngine {
         stream: u64,
     ) -> PyResult<()> {
         let hypers: Vec<Hyper> = hypers.into_iter().map(parse_hyper).collect();
-        let parse = |(slot, address, bytes, group): PyUpdate| {
+        let parse = |(slot, address, bytes, group, scale): PyUpdate| {
             let hyper = *hypers.get(group).ok_or_else(|| Error::Slot { slot, why: format!("no group {group}") })?;
-            Ok(Update { slot, weight: tensor::range(address, bytes), hyper })
+            Ok(Update { slot, weight: tensor::range(address, bytes), hyper, scale })
         };
         let updates = updates.into_iter().map(parse).collect::<Result<Vec<_>>>().map_err(raise)?;
         enter(py, || self.0.update(&updates, max_norm, ComputeStream(stream)))
@@ -169,6 +169,16 @@ impl PyEngine {
         }
     }
 
+    /// Sum of the squares of a slot's gradient; drain first, to wait interruptibly.
+    fn squares(&self, py: Python<'_>, slot: usize) -> PyResult<f64> {
+        enter(py, || self.0.squares(slot))
+    }
+
+    /// Whether a slot has a master.
+    fn has_master(&self, py: Python<'_>, slot: usize) -> PyResult<bool> {
+        enter(py, || self.0.has_master(slot))
+    }
+
     /// Updates that a norm forbade so far.
     fn skipped_steps(&self) -> u64 {
         self.0.stats().skipped_steps.load(Relaxed)
@@ -215,7 +225,7 @@ impl PyEngine {
     }
 }
 
-fn parse_spec((numel, dtype, master, moments, amsgrad): PySpec) -> Result<SlotSpec> {
+fn parse_spec((numel, dtype, master, moments, amsgrad, key): PySpec) -> Result<SlotSpec> {
     let master = match master.as_str() {
         "float32" => Master::F32,
         "split" => Master::Split,
@@ -227,7 +237,7 @@ fn parse_spec((numel, dtype, master, moments, amsgrad): PySpec) -> Result<SlotSp
         DType::Bf16 => true,
         DType::F16 => return Err(unknown("moment_dtype", &moments, "float32 or bfloat16")),
     };
-    Ok(SlotSpec { numel, weight: DType::parse("dtype", &dtype)?, master, bf16_moments, amsgrad })
+    Ok(SlotSpec { numel, weight: DType::parse("dtype", &dtype)?, master, bf16_moments, amsgrad, key })
 }
 
 fn parse_hyper((lr, beta1, beta2, eps, weight_decay, decoupled, maximize): PyHyper) -> Hyper {

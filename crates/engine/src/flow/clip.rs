@@ -28,13 +28,12 @@ impl Clip {
         Clip { max_norm, verdict: OnceLock::new() }
     }
 
-    /// Takes the norm over these gradients, whatever their order, and decides.
-    pub(super) fn decide(&self, shared: &Shared, entries: &[Arc<Entry>]) -> Result<()> {
-        let mut entries: Vec<_> = entries.iter().collect();
-        entries.sort_by_key(|entry| entry.number());
+    /// Takes the norm over these gradients, each times its factor, whatever their order, and decides.
+    pub(super) fn decide(&self, shared: &Shared, mut gradients: Vec<(Arc<Entry>, f64)>) -> Result<()> {
+        gradients.sort_by_key(|(entry, _)| entry.number());
         let mut squares = 0.0;
-        for entry in entries {
-            squares += entry.lock().squares(shared.level, &shared.pool, &shared.stats)?;
+        for (entry, scale) in gradients {
+            squares += scale * scale * entry.lock().squares(shared.level, &shared.pool, &shared.stats)?;
         }
         let norm = squares.sqrt();
         // torch's factor, so that clipped gradients are torch's.

@@ -102,6 +102,8 @@ pub struct Part {
     pub weight: DeviceRange,
     /// Hyper-parameters in force at `step()`.
     pub hyper: Hyper,
+    /// Factor of its gradient.
+    pub scale: f64,
 }
 
 /// One unit of the worker.
@@ -127,8 +129,8 @@ pub enum Job {
     Clip {
         /// Where the updates look.
         clip: Arc<Clip>,
-        /// The slots.
-        entries: Vec<Arc<Entry>>,
+        /// The slots, and the factors of their gradients.
+        gradients: Vec<(Arc<Entry>, f64)>,
     },
     /// Updates a bucket of parameters and sends their weights.
     Update {
@@ -177,7 +179,7 @@ impl Job {
                 }
                 Ok(())
             }
-            Job::Clip { clip, entries } => clip.decide(shared, &entries),
+            Job::Clip { clip, gradients } => clip.decide(shared, gradients),
             Job::Update { parts, fence, clip } => match clip.map_or(Verdict::Scale(1.0), |clip| clip.verdict()) {
                 Verdict::Scale(scale) => update_bucket(shared, &parts, &fence, scale),
                 Verdict::Skip => Ok(()),
@@ -194,16 +196,16 @@ fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence, scale: f64) -> 
     let mut last = None;
     let mut which = Vec::with_capacity(parts.len());
     for (slot, part) in slots.iter().zip(parts) {
-        let key = (part.hyper, slot.step + 1);
+        let key = (part.hyper, slot.step + 1, part.scale);
         if last != Some(key) {
-            consts.push(Consts::new(&part.hyper, slot.step + 1, scale));
+            consts.push(Consts::new(&part.hyper, slot.step + 1, scale * part.scale));
             last = Some(key);
         }
         which.push(consts.len() - 1);
     }
     let mut work = Vec::with_capacity(parts.len());
-    for ((slot, part), which) in slots.iter_mut().zip(parts).zip(which) {
-        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk(part.entry.number))?;
+    for (slot, which) in slots.iter_mut().zip(which) {
+        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk())?;
         work.push((chunk, &consts[which]));
     }
     Stats::timed(&shared.stats.update_ns, || update_all(&shared.pool, shared.level, work));

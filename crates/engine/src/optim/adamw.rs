@@ -1,7 +1,7 @@
 //! The Adam/AdamW step: hyperparameters, the constants of one step, and the update of one chunk.
 //!
 //! The order of operations is that of torch's single-tensor CPU `AdamW`, so that results can be compared with it: the
-//! moments are the same bit for bit. The last line multiplies by `1 / sqrt(bias2)` and by the step size where torch
+//! moments are the same bit for bit, but for gradients below [`smallest`]. The last line multiplies by `1 / sqrt(bias2)` and by the step size where torch
 //! divides by the one and scales before dividing: one division less, and a difference far below the weight's last place.
 //! Everything that depends only on the step is computed here once, in `f64`, and rounded to `f32` last.
 
@@ -83,9 +83,9 @@ impl Consts {
     }
 }
 
-/// The smallest gradient that is not taken for zero. Where the processor makes denormals in microcode, they cost ten
-/// times a whole step. Below this, all terms of the moments are denormal, and a step is less than `lr * 2^-24`, which
-/// is why with a tiny `eps` nothing is dropped.
+/// The smallest gradient that is not taken for zero. Below it `(1 - beta2) * g * g` is denormal, which a processor that
+/// makes denormals in microcode needs ten whole steps' time for; and it moves a weight by less than `lr * 2^-24`, as
+/// `eps` is larger than it by that factor. Zero, so that nothing is dropped, where `eps` is not.
 pub(super) fn smallest(hyper: &Hyper, grad_scale: f64) -> f64 {
     let least = 1.001 * f64::from(f32::MIN_POSITIVE);
     let scaled = (least / (1.0 - hyper.beta2)).sqrt().max(least / (1.0 - hyper.beta1));

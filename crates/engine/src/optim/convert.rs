@@ -45,6 +45,11 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Replaces NaNs by the one without a payload, which stays a NaN when the kernels round by carrying.
+pub fn quiet(values: &mut [f32]) {
+    values.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = f32::NAN);
+}
+
 /// Elements to write.
 #[derive(Debug)]
 pub enum Target<'a> {

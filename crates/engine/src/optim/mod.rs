@@ -18,7 +18,7 @@ pub mod noise;
 pub mod parallel;
 
 pub use adamw::{Consts, Hyper, probe, update};
-pub use convert::{Source, Target, accumulate, narrow, read_probe, squares, widen};
+pub use convert::{Source, Target, accumulate, narrow, quiet, read_probe, squares, widen};
 pub use kernels::Level;
 pub use layout::{Chunk, Moments, Slices, Weights, join, split};
 pub use noise::Noise;

@@ -76,7 +76,12 @@ pub fn squares_all(pool: &rayon::ThreadPool, level: Level, from: Source<'_>) -> 
 }
 
 /// [`accumulate`] on all threads. Returns what [`squares_all`] would of the new `sum`.
+///
+/// # Panics
+///
+/// If the lengths differ.
 pub fn accumulate_all(pool: &rayon::ThreadPool, level: Level, sum: &mut [f32], addend: Source<'_>) -> f64 {
+    assert_eq!(addend.len(), sum.len(), "sum and addend differ in length");
     if sum.len() <= PIECE {
         return accumulate(level, sum, addend);
     }

@@ -13,7 +13,9 @@ pub use holding::Holding;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::{Arena, Plain, Region};
-use crate::optim::{Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, squares_all, widen};
+use crate::optim::{
+    Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, quiet, squares_all, widen,
+};
 use crate::stats::Stats;
 use weights::Weights;
 
@@ -41,10 +43,13 @@ pub struct SlotSpec {
     pub bf16_moments: bool,
     /// Whether the largest second moment is kept.
     pub amsgrad: bool,
+    /// What its random bits depend on, beside the step: the same for the same parameter of a resumed run.
+    pub key: u64,
 }
 
 impl SlotSpec {
-    fn master(self) -> Master {
+    /// How the master is kept in fact.
+    pub fn master(self) -> Master {
         if self.weight == DType::Bf16 { self.master } else { Master::F32 }
     }
 
@@ -136,8 +141,8 @@ impl Slot {
         self.weights.upload()
     }
 
-    /// Waits for what is away, and shows all that update number `step` of slot `number` works on.
-    pub fn chunk(&mut self, number: usize) -> Result<Chunk<'_>> {
+    /// Waits for what is away, and shows all that the next update works on.
+    pub fn chunk(&mut self) -> Result<Chunk<'_>> {
         let weight = self.spec.weight;
         let grad = gradient(weight, self.summed, &self.sum, &mut self.gradient)?;
         let (exp_avg, exp_avg_sq, max) = (&mut self.exp_avg, &mut self.exp_avg_sq, &mut self.max_exp_avg_sq);
@@ -149,7 +154,7 @@ impl Slot {
                 Moments::F32(slices(exp_avg, exp_avg_sq, max))
             },
             grad,
-            noise: Noise::new(number as u64, self.step + 1),
+            noise: Noise::new(self.spec.key, self.step + 1),
         })
     }
 
@@ -214,20 +219,25 @@ impl Slot {
             self.weights.write(level, from);
             return Ok(());
         }
-        let dtype = if self.spec.bf16_moments { DType::Bf16 } else { DType::F32 };
-        narrow(level, from, target(self.moment(which)?, dtype));
+        let bf16 = self.spec.bf16_moments;
+        let moment = self.moment(which)?;
+        narrow(level, from, target(moment, if bf16 { DType::Bf16 } else { DType::F32 }));
+        if !bf16 {
+            quiet(moment.as_mut_slice());
+        }
         Ok(())
     }
 
     fn moment(&mut self, which: Array) -> Result<&mut Region> {
         match which {
             Array::ExpAvg => Ok(&mut self.exp_avg),
+            Array::ExpAvgSq => Ok(&mut self.exp_avg_sq),
             Array::MaxExpAvgSq => self.max_exp_avg_sq.as_mut().ok_or(Error::Config {
                 option: "array",
                 value: "max_exp_avg_sq".into(),
                 allowed: "this slot was made without amsgrad".into(),
             }),
-            _ => Ok(&mut self.exp_avg_sq),
+            Array::Master => unreachable!("no moment"),
         }
     }
 
@@ -249,9 +259,9 @@ impl Slot {
 
     /// Takes over 16-bit weights that somebody else may have changed; where one still is a rounding of its master, the
     /// master keeps its precision.
-    pub fn merge(&mut self, level: Level, theirs: &Region) {
+    pub fn merge(&mut self, level: Level, pool: &rayon::ThreadPool, theirs: &Region) {
         let theirs = &theirs.as_slice()[..self.spec.numel]; // staging may be longer
-        self.weights.merge(level, self.spec.weight, theirs);
+        self.weights.merge(level, pool, self.spec.weight, theirs);
     }
 
     fn fp32_gradient(&mut self, level: Level, arena: &Arena, pool: &rayon::ThreadPool) -> Result<&mut [f32]> {

@@ -1,10 +1,13 @@
 //! The weights of one parameter on the host, in the form its spec asks for.
 
+use rayon::prelude::*;
+
 use super::{Holding, Master, SlotSpec, source, target};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::Region;
-use crate::optim::{self, Level, Source, Target, narrow, widen};
+use crate::optim::parallel::PIECE;
+use crate::optim::{self, Level, Source, Target, narrow, quiet, widen};
 
 /// The one region that the device gets is a [`Holding`]: it may be away.
 #[derive(Debug)]
@@ -78,8 +81,8 @@ impl Weights {
     /// Replaces the master by fp32 values, rounded to nearest if there are only 16 bits.
     pub(super) fn write(&mut self, level: Level, from: &[f32]) {
         match self {
-            Weights::Own(weight) => weight.settle().0.as_mut_slice().copy_from_slice(from),
-            Weights::Rounded { master, .. } => master.as_mut_slice().copy_from_slice(from),
+            Weights::Own(weight) => copy(from, weight.settle().0),
+            Weights::Rounded { master, .. } => copy(from, master),
             Weights::Split { high, low } => {
                 optim::split(from, high.settle().0.as_mut_slice(), low.as_mut_slice());
             }
@@ -90,8 +93,12 @@ impl Weights {
     /// Makes weights that came into [`Weights::upload`] the master.
     pub(super) fn adopt(&mut self, level: Level, dtype: DType) -> Result<()> {
         match self {
-            Weights::Own(_) | Weights::Bare(_) => {}
-            Weights::Rounded { master, wire } => widen(level, source(wire.region()?, dtype), master.as_mut_slice()),
+            Weights::Bare(_) => {}
+            Weights::Own(weight) => quiet(weight.region()?.as_mut_slice()),
+            Weights::Rounded { master, wire } => {
+                widen(level, source(wire.region()?, dtype), master.as_mut_slice());
+                quiet(master.as_mut_slice());
+            }
             Weights::Split { low, .. } => low.as_mut_slice::<u16>().fill(0),
         }
         Ok(())
@@ -104,27 +111,50 @@ impl Weights {
 
     /// Takes over 16-bit weights that somebody else may have changed: where one is a rounding of its master (a tie may
     /// have gone either way), the master keeps its precision.
-    pub(super) fn merge(&mut self, level: Level, dtype: DType, theirs: &[u16]) {
-        let (mut master, mut away) = (vec![0.0; theirs.len()], vec![0; theirs.len()]);
-        let (mut nearest, mut low, mut widened) = (away.clone(), away.clone(), master.clone());
-        self.read(level, &mut master);
-        optim::split(&master, &mut away, &mut low);
-        let (wide, narrowed) = match dtype {
-            DType::F16 => (Source::F16(theirs), Target::F16(&mut nearest)),
-            _ => (Source::Bf16(theirs), Target::Bf16(&mut nearest)),
-        };
-        narrow(level, &master, narrowed);
-        widen(level, wide, &mut widened);
-        for i in 0..theirs.len() {
-            if theirs[i] != nearest[i] && (theirs[i] != away[i] || dtype == DType::F16) {
-                master[i] = widened[i];
+    pub(super) fn merge(&mut self, level: Level, pool: &rayon::ThreadPool, dtype: DType, theirs: &[u16]) {
+        let theirs = theirs.par_chunks(PIECE);
+        pool.install(|| match self {
+            Weights::Rounded { master, .. } => {
+                let masters = master.as_mut_slice().par_chunks_mut(PIECE);
+                masters.zip(theirs).for_each(|(master, theirs)| merge(level, dtype, master, theirs));
             }
-        }
-        self.write(level, &master);
+            Weights::Split { high, low } => {
+                let high = high.settle().0.as_mut_slice().par_chunks_mut(PIECE);
+                high.zip(low.as_mut_slice().par_chunks_mut(PIECE)).zip(theirs).for_each(|((high, low), theirs)| {
+                    let mut master = vec![0.0; high.len()];
+                    optim::join(high, low, &mut master);
+                    merge(level, dtype, &mut master, theirs);
+                    optim::split(&master, high, low);
+                });
+            }
+            Weights::Own(_) | Weights::Bare(_) => {} // see precise()
+        });
     }
 
     /// Waits for what is away, however it ends.
     pub(super) fn settle(&mut self) {
         let _ = self.upload().settle();
+    }
+}
+
+fn copy(from: &[f32], to: &mut Region) {
+    to.as_mut_slice().copy_from_slice(from);
+    quiet(to.as_mut_slice());
+}
+
+fn merge(level: Level, dtype: DType, master: &mut [f32], theirs: &[u16]) {
+    let (mut nearest, mut away, mut low) = (vec![0; theirs.len()], vec![0; theirs.len()], vec![0; theirs.len()]);
+    let mut widened = vec![0.0; theirs.len()];
+    optim::split(master, &mut away, &mut low);
+    let (wide, narrowed) = match dtype {
+        DType::F16 => (Source::F16(theirs), Target::F16(&mut nearest)),
+        _ => (Source::Bf16(theirs), Target::Bf16(&mut nearest)),
+    };
+    narrow(level, master, narrowed);
+    widen(level, wide, &mut widened);
+    for i in 0..theirs.len() {
+        if theirs[i] != nearest[i] && (theirs[i] != away[i] || dtype == DType::F16) {
+            master[i] = widened[i];
+        }
     }
 }

@@ -17,13 +17,6 @@ use super::weights::Weights;
 /// 16 elements at a time.
 pub(super) enum Avx2 {}
 
-/// An intrinsic on both registers of a group.
-macro_rules! both {
-    ($intrinsic:path, $($x:expr),+) => {
-        [$intrinsic($($x[0]),+), $intrinsic($($x[1]),+)]
-    };
-}
-
 impl Lanes for Avx2 {
     const LANES: usize = 16;
     type F = [__m256; 2];

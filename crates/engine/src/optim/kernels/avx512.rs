@@ -17,13 +17,6 @@ use super::weights::Weights;
 /// 32 elements at a time.
 pub(super) enum Avx512 {}
 
-/// An intrinsic on both registers of a group.
-macro_rules! both {
-    ($intrinsic:path, $($x:expr),+) => {
-        [$intrinsic($($x[0]),+), $intrinsic($($x[1]),+)]
-    };
-}
-
 /// For every 32-bit lane of a group, its high half within 32 packed elements, with the low halves masked.
 const SPREAD: [[u16; 32]; 2] = {
     let mut to = [[0; 32]; 2];

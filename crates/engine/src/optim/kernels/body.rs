@@ -64,7 +64,7 @@ impl<K: Weights, M: Moment, G: Read> Streams<K, M, G> {
             M::round::<L>(self.exp_avg.add(i), new.m, L::and(word, L::splat_bits(WINDOW)));
             M::round::<L>(self.exp_avg_sq.add(i), new.v, L::shr16(word));
             if let Some(max) = new.max {
-                // To nearest: rounding is monotone, so this is the rounded maximum, without noise that only adds up.
+                // To nearest: noise of its own would only ever raise a maximum.
                 M::nearest::<L>(self.max_exp_avg_sq.add(i), max);
             }
             self.weights.store::<L>(i, new.w, word, whole);

@@ -29,6 +29,8 @@ pub(super) trait Read: Element {
 
 /// Elements that can be rounded to, to nearest even.
 pub(super) trait Write: Element {
+    /// Whether [`Write::store`] can go past the caches.
+    const STREAMS: bool;
     /// With `stream` 16-bit elements go past the caches: nobody reads them here.
     ///
     /// # Safety
@@ -84,6 +86,7 @@ impl Read for F32 {
 }
 
 impl Write for F32 {
+    const STREAMS: bool = false;
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut f32, x: L::F, _: bool) {
         // SAFETY: our contract is that of Lanes.
@@ -120,6 +123,7 @@ impl Read for Bf16 {
 }
 
 impl Write for Bf16 {
+    const STREAMS: bool = true;
     // In integers: vcvtneps2bf16 would flush denormals.
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut u16, x: L::F, stream: bool) {
@@ -159,6 +163,7 @@ impl Read for F16 {
 }
 
 impl Write for F16 {
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut u16, x: L::F, stream: bool) {
         // SAFETY: our contract is that of Lanes.
@@ -167,6 +172,7 @@ impl Write for F16 {
 }
 
 impl Write for Nothing {
+    const STREAMS: bool = false;
     #[inline(always)]
     unsafe fn store<L: Lanes>(_: *mut (), _: L::F, _: bool) {}
 }

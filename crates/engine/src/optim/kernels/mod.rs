@@ -12,6 +12,14 @@ mod scalar;
 mod step;
 mod weights;
 
+/// An intrinsic on both registers of a group.
+#[cfg(target_arch = "x86_64")]
+macro_rules! both {
+    ($intrinsic:path, $($x:expr),+) => {
+        [$intrinsic($($x[0]),+), $intrinsic($($x[1]),+)]
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -227,21 +235,37 @@ pub(super) fn accumulate(level: Level, sum: &mut [f32], addend: Source<'_>) -> f
 
 /// See [`super::squares`].
 pub(super) fn squares(level: Level, from: Source<'_>) -> f64 {
-    // A slice is valid for its length.
-    match from {
-        Source::F32(x) => at_level!(level, squares::<F32>(x.as_ptr(), x.len())),
-        Source::Bf16(x) => at_level!(level, squares::<Bf16>(x.as_ptr(), x.len())),
-        Source::F16(x) => at_level!(level, squares::<F16>(x.as_ptr(), x.len())),
+    /// # Safety
+    /// The pointer is valid for `len` elements.
+    unsafe fn run<G: Read>(level: Level, from: *const G::Raw, len: usize) -> f64 {
+        at_level!(level, squares::<G>(from, len))
+    }
+
+    // SAFETY: a slice is valid for its length.
+    unsafe {
+        match from {
+            Source::F32(x) => run::<F32>(level, x.as_ptr(), x.len()),
+            Source::Bf16(x) => run::<Bf16>(level, x.as_ptr(), x.len()),
+            Source::F16(x) => run::<F16>(level, x.as_ptr(), x.len()),
+        }
     }
 }
 
 /// See [`super::read_probe`].
 pub(super) fn read_probe(level: Level, from: Source<'_>) -> u32 {
-    // A slice is valid for its length.
-    match from {
-        Source::F32(x) => at_level!(level, read::<F32>(x.as_ptr(), x.len())),
-        Source::Bf16(x) => at_level!(level, read::<Bf16>(x.as_ptr(), x.len())),
-        Source::F16(x) => at_level!(level, read::<F16>(x.as_ptr(), x.len())),
+    /// # Safety
+    /// The pointer is valid for `len` elements.
+    unsafe fn run<G: Read>(level: Level, from: *const G::Raw, len: usize) -> u32 {
+        at_level!(level, read::<G>(from, len))
+    }
+
+    // SAFETY: a slice is valid for its length.
+    unsafe {
+        match from {
+            Source::F32(x) => run::<F32>(level, x.as_ptr(), x.len()),
+            Source::Bf16(x) => run::<Bf16>(level, x.as_ptr(), x.len()),
+            Source::F16(x) => run::<F16>(level, x.as_ptr(), x.len()),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Master<W: Write> {
 
 impl<W: Write> Master<W> {
     pub(super) fn new(master: &mut [f32], weight: *mut W::Raw) -> Self {
-        let stream = master.len() >= STREAM && weight.addr().is_multiple_of(64);
+        let stream = W::STREAMS && master.len() >= STREAM && weight.addr().is_multiple_of(64);
         Self { master: master.as_mut_ptr(), weight, stream }
     }
 }
