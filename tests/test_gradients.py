@@ -275,3 +275,58 @@ def test_step_without_gradients_does_nothing(device: str) -> None:
     assert ours.state_dict()["state"] == {}
     train(model, ours, 1)
     assert len(ours.state_dict()["state"]) == len(start)
+
+
+def test_norms_and_scaling_stay_on_the_host(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """clip_grad_norm_, foreach norms and scaling by numbers bring no gradient back, and act as in torch."""
+
+    def use(model: Any, optimizer: Any, generator: torch.Generator) -> None:
+        optimizer.zero_grad()
+        model.loss(generator).backward()
+        grads = [p.grad for p in model.parameters()]
+        torch._foreach_mul_(grads, 3.0)
+        torch._foreach_div_(grads, torch.tensor(1.5, device=device))
+        grads[0].mul_(0.5)
+        grads[1].div_(-2)
+        assert all(torch.equal(a, b.norm()) for a, b in zip(torch._foreach_norm(grads), grads, strict=True))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+    def back(*_: Any) -> None:
+        raise AssertionError("a gradient came back")
+
+    for name in ("read_gradient", "write_gradient"):
+        monkeypatch.setattr(trainstream.slots.Slot, name, back)
+    compare(use, device)
+
+
+@pytest.mark.parametrize("factor", [0.0, float("inf"), float("nan"), 2, torch.tensor(0.25), torch.ones(8) * 0.5])
+def test_scaled_gradients_read_and_add_as_in_torch(factor: Any, device: str) -> None:
+    """After a factor of any kind p.grad reads as torch's does, and another backward adds to the scaled one."""
+    reference, plain, model, ours = twins(Mlp, device)
+    factor = factor.to(device) if isinstance(factor, torch.Tensor) else factor
+    for net in (reference, model):
+        generator = torch.Generator().manual_seed(1)
+        net.loss(generator).backward()
+        grad = net.head.bias.grad
+        grad.mul_(factor)
+        grad.mul_(0.5)
+        net.loss(generator).backward()
+        net.head.bias.grad.div_(3.0)
+    torch.testing.assert_close(model.head.bias.grad.clone(), reference.head.bias.grad, equal_nan=True)
+    if model.head.bias.grad.isfinite().all():
+        plain.step()
+        ours.step()
+        assert_close(model, reference)
+
+
+def test_bad_gradients_after_clipping_are_torchs(device: str) -> None:
+    """With an infinite gradient clip_grad_norm_ and step() do what they do in torch."""
+    reference, plain, model, ours = twins(Mlp, device)
+    for net, optimizer in ((reference, plain), (model, ours)):
+        net.loss(torch.Generator().manual_seed(1)).backward()
+        net.head.bias.grad[2] = float("inf")
+        assert nn.utils.clip_grad_norm_(net.parameters(), 1.0).isinf()
+        optimizer.step()
+    for p, q in zip(reference.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.detach(), p.detach(), equal_nan=True, rtol=1e-6, atol=1e-6)
