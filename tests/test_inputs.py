@@ -101,6 +101,7 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_grad_norm": float("nan")}, ("max_grad_norm=nan", "above 0")),
     ({"max_grad_norm": "1"}, ("max_grad_norm='1'", "above 0")),
     ({"max_grad_norm": True}, ("max_grad_norm=True", "above 0")),
+    ({"profile": "yes"}, ("profile='yes'", "True")),
     ({"accumulation_steps": 0}, ("accumulation_steps=0", "1")),
     ({"accumulation_steps": 2.0}, ("accumulation_steps=2.0", "1")),
     ({"moment_dtype": torch.float16}, ("moment_dtype=torch.float16", "bfloat16")),
@@ -133,7 +134,7 @@ def test_option(options: dict[str, Any], words: tuple[str, ...]) -> None:
 
 def test_later_options_may_mean_as_today() -> None:
     """Options of later versions are accepted with the values that describe this version."""
-    model, _ = trainstream.wrap(Mlp(5, 2), param_offload=False, offload=True, profile=None)
+    model, _ = trainstream.wrap(Mlp(5, 2), param_offload=False, offload=True, distributed=None)
     trainstream.unwrap(model)
 
 

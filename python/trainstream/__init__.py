@@ -15,7 +15,7 @@ from ._engine import (
 )
 from .grads import StreamedGrad
 from .optimizer import OffloadAdamW
-from .wrapping import memory_report, unwrap, wrap
+from .wrapping import memory_report, report, unwrap, wrap
 
 logging.getLogger("trainstream").addHandler(logging.NullHandler())
 
@@ -32,6 +32,7 @@ __all__ = [
     "__version__",
     "build_info",
     "memory_report",
+    "report",
     "unwrap",
     "wrap",
 ]

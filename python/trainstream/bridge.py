@@ -162,6 +162,18 @@ class Bridge:
         """Updates that a norm forbade so far."""
         return self._engine.skipped_steps()
 
+    def start_trace(self) -> None:
+        """Starts recording spans."""
+        self._engine.start_trace()
+
+    def add_span(self, name: str, seconds: float) -> None:
+        """Records a span of this thread that began ``seconds`` ago."""
+        self._engine.add_span(name, seconds)
+
+    def spans(self) -> list[tuple[str, str, float, float]]:
+        """All spans: name, lane, start and end in seconds."""
+        return self._engine.spans()
+
     def report(self) -> dict[str, Any]:
         """Bytes, seconds and counts."""
         return self._engine.report()

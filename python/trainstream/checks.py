@@ -22,7 +22,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "distributed": (False, None),
     "check_memory": (True, False),
     "blocks": (None,),
-    "profile": (False, None),
 }
 
 
@@ -38,7 +37,7 @@ def check_later_options(options: Mapping[str, Any]) -> None:
 
 def _known() -> set[str]:
     ours = {"device", "threads", "pin", "moment_dtype", "master", "guard_params", "max_inflight_bytes", "lr", "verbose"}
-    return ours | {"max_grad_norm", "accumulation_steps"} | set(NOT_YET)
+    return ours | {"max_grad_norm", "accumulation_steps", "profile"} | set(NOT_YET)
 
 
 def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> None:
@@ -49,6 +48,12 @@ def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> Non
         raise ConfigError(f'pin={pin!r}: expected "auto", True or False')
     if not isinstance(max_inflight_bytes, int) or max_inflight_bytes < 0:
         raise ConfigError(f"max_inflight_bytes={max_inflight_bytes!r}: expected a number of bytes of at least 0")
+
+
+def check_profile(value: Any) -> None:
+    """Refuses what is no choice."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"profile={value!r}: expected True or False")
 
 
 def check_max_grad_norm(value: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import checks, guard
+from . import checks, guard, hooks
 from ._engine import ConfigError
 from .bridge import Bridge
+from .profiling import Phases, write_chrome_trace
 from .slots import Slot
 
 _log = logging.getLogger("trainstream")
@@ -42,6 +45,7 @@ class OffloadAdamW(torch.optim.Optimizer):
             without waiting for it; ``p.grad`` stays as it is. A step whose norm is not finite changes nothing and
             counts in ``stats()["skipped_steps"]``; ``math.inf`` does only that. Without it, as in torch, NaN
             gradients make NaN weights.
+        profile: records what happens when, for :meth:`export_chrome_trace` and :func:`trainstream.report`.
         names: names of parameters for messages; numbers otherwise.
         threads: update threads; ``None`` is this rank's share of the CPUs it may use.
         pin: ``"auto"`` page-locks host memory and falls back, with a warning in the report, where the
@@ -70,6 +74,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         moment_dtype: str | torch.dtype = "auto",
         master: str = "float32",
         max_grad_norm: float | None = None,
+        profile: bool = False,
         names: Mapping[nn.Parameter, str] | None = None,
         threads: int | None = None,
         pin: str | bool = "auto",
@@ -78,6 +83,7 @@ class OffloadAdamW(torch.optim.Optimizer):
     ) -> None:
         checks.check_engine_options(threads, pin, max_inflight_bytes)
         checks.check_max_grad_norm(max_grad_norm)
+        checks.check_profile(profile)
         self._bridge: Bridge | None = None
         self.max_grad_norm = max_grad_norm
         self._master, self._moment_dtype = master, checks.moment_dtype(moment_dtype)
@@ -96,6 +102,9 @@ class OffloadAdamW(torch.optim.Optimizer):
         checks.check_master(master, trained)
         self._bridge = Bridge(checks.one_device(trained), threads, pin, max_inflight_bytes)
         weakref.finalize(self, self._bridge.close).atexit = False  # the bridge sees to that itself
+        self._phases = Phases(self._bridge) if profile else None
+        if profile:
+            self._bridge.start_trace()
         try:
             self._adopt(trained)
         except BaseException:
@@ -136,8 +145,8 @@ class OffloadAdamW(torch.optim.Optimizer):
         ]
         for slot in slots:
             self._slots[slot.param] = slot
-            self._handles.append(slot.param.register_post_accumulate_grad_hook(_hook(slot)))
-            guard.watch(slot.param, _waiter(self, slot))
+            self._handles.append(slot.param.register_post_accumulate_grad_hook(hooks.gradient_hook(self, slot)))
+            guard.watch(slot.param, hooks.waiter(self, slot))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; parameters of the group get host state at once."""
@@ -191,9 +200,26 @@ class OffloadAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.engine.check()
+        self._enter("step")
         with torch.no_grad():
             self._step()
+        self._enter("forward")
         return loss
+
+    def _enter(self, phase: str) -> None:
+        if self._phases is not None:
+            self._phases.enter(phase, time.perf_counter())
+
+    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was recorded with ``profile=True``, for https://ui.perfetto.dev or ``chrome://tracing``.
+
+        Raises:
+            ConfigError: without ``profile=True``.
+        """
+        if self._phases is None:
+            raise ConfigError("profile=False: expected True, nothing was recorded")
+        self.engine.drain()
+        write_chrome_trace(self.engine.spans(), path)
 
     def _step(self) -> None:
         late = [(name, p) for name, p in self._trained(self.param_groups) if p.grad is not None]
@@ -309,27 +335,6 @@ class OffloadAdamW(torch.optim.Optimizer):
                 slot.settled()
             self._slots.clear()
             self.engine.close()
-
-
-# What hangs on a parameter holds us weakly: torch does not look for cycles through its own memory.
-def _hook(slot: Slot) -> Callable[[Tensor], None]:
-    weak = weakref.ref(slot)
-
-    def hook(_: Tensor) -> None:
-        if (ours := weak()) is not None:
-            ours.take_gradient()
-
-    return hook
-
-
-def _waiter(optimizer: OffloadAdamW, slot: Slot) -> Callable[[], None]:
-    weak_optimizer, weak_slot = weakref.ref(optimizer), weakref.ref(slot)
-
-    def wait() -> None:
-        if (ours := weak_optimizer()) is not None and (waited := weak_slot()) is not None:
-            ours._guard_wait(waited)
-
-    return wait
 
 
 def _hyper(group: Mapping[str, Any]) -> tuple[float, float, float, float, float, bool, bool]:

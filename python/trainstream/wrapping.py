@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from . import checks
 from ._engine import ConfigError, ParameterError
 from .optimizer import OffloadAdamW
+from .profiling import table
 from .slots import Slot
 
 _log = logging.getLogger("trainstream")
@@ -58,6 +59,7 @@ def wrap(
     master: str = "float32",
     max_grad_norm: float | None = None,
     accumulation_steps: int = 1,
+    profile: bool = False,
     guard_params: bool = True,
     max_inflight_bytes: int = 256 << 20,
     verbose: bool = False,
@@ -72,7 +74,7 @@ def wrap(
         device: where the weights live, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``; ``None`` leaves them where
             they are. On ``"cpu"`` everything works the same, for machines without a GPU.
         lr: learning rate when ``optimizer`` is ``None``.
-        threads, pin, moment_dtype, master, max_grad_norm, guard_params, max_inflight_bytes: see
+        threads, pin, moment_dtype, master, max_grad_norm, profile, guard_params, max_inflight_bytes: see
             :class:`OffloadAdamW`.
         accumulation_steps: any number is right; nothing depends on it.
         verbose: log one line about what was done.
@@ -88,6 +90,7 @@ def wrap(
     checks.check_engine_options(threads, pin, max_inflight_bytes)
     checks.moment_dtype(moment_dtype)
     checks.check_max_grad_norm(max_grad_norm)
+    checks.check_profile(profile)
     checks.check_accumulation_steps(accumulation_steps)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
@@ -119,6 +122,7 @@ def wrap(
             moment_dtype=moment_dtype,
             master=master,
             max_grad_norm=max_grad_norm,
+            profile=profile,
             guard_params=guard_params,
             max_inflight_bytes=max_inflight_bytes,
         )
@@ -202,6 +206,19 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     plain = torch.optim.AdamW(groups) if decoupled else torch.optim.Adam(groups)
     plain.load_state_dict(state)
     return model, plain
+
+
+def report(model: nn.Module) -> str:
+    """Where the bytes of a wrapped model are and, after some steps with ``profile=True``, where their time went.
+
+    Raises:
+        ConfigError: the model is not wrapped.
+    """
+    figures = memory_report(model)
+    optimizer = _find(model).optimizer
+    lines = [f"{figures['params']:,} parameters on {figures['device']}, {figures['threads']} threads"]
+    lines += [f"  {key:<56}{value / 2**20:>10.2f} MiB" for key, value in figures.items() if key.endswith("_bytes")]
+    return "\n".join([*lines, "", table(optimizer.engine.spans())])
 
 
 def memory_report(model: nn.Module) -> dict[str, Any]:

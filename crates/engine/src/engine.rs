@@ -13,9 +13,10 @@ use crate::error::{Error, Result};
 use crate::flow::{Clip, Entry, Job, Part, Queue, Shared, Waited};
 use crate::host::{Arena, Pin, Pinner, Usage};
 use crate::optim::{Hyper, Level};
-use crate::stats::Stats;
+use crate::stats::{Stats, Work};
 use crate::store::{Array, Master, Slot, SlotSpec};
 use crate::threads;
+use crate::trace::Lane;
 
 /// Consecutive parameters are updated together until their weights have this many bytes: large enough for
 /// all threads, small enough that the next forward need not wait for much it does not use.
@@ -135,6 +136,7 @@ impl Engine {
         let fence = shared.device.fence(stream)?;
         let mut slot = self.matching(slot, &entry, gradient)?;
         let completion = slot.begin_gradient().send(|region| shared.device.copy_out(gradient, region, &fence))?;
+        self.trace_gradient(&completion);
         if self.measuring.load(Relaxed) {
             let generation = slot.generation;
             drop(slot);
@@ -143,12 +145,17 @@ impl Engine {
         Ok(completion)
     }
 
+    fn trace_gradient(&self, completion: &Arc<dyn Completion>) {
+        let copy = Arc::clone(completion);
+        self.shared().stats.trace.copy("gradient", Lane::Out, move || copy.is_done());
+    }
+
     fn push_addend(&self, slot: usize, gradient: DeviceRange, stream: ComputeStream) -> Result<Arc<dyn Completion>> {
         let shared = self.shared();
         let entry = self.entry(slot)?;
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         if *staged + gradient.bytes() > STAGING_BYTES {
-            self.wait_for(self.queue().queued())?;
+            self.shared().stats.timed(Work::WaitInflight, || self.wait_for(self.queue().queued()))?;
             *staged = 0;
         }
         *staged += gradient.bytes();
@@ -157,6 +164,7 @@ impl Engine {
         let region = shared.take_staging(gradient.bytes())?;
         let addend = shared.device.copy_out(gradient, region, &fence);
         let completion = addend.completion();
+        self.trace_gradient(&completion);
         self.queue().push(Job::Accumulate { entry, addend, generation })?;
         Ok(completion)
     }
@@ -164,7 +172,12 @@ impl Engine {
     /// Waits for a gradient to arrive. One that failed stops the engine: its values are lost.
     pub fn settle(&self, transfer: &dyn Completion) -> Result<()> {
         self.own_process()?;
-        transfer.wait().map_err(|e| self.queue().fail("gradient copy", e))
+        let waited = match transfer.is_done() {
+            true => transfer.wait(),
+            false => self.shared().stats.timed(Work::WaitInflight, || transfer.wait()),
+        };
+        self.shared().stats.trace.look();
+        waited.map_err(|e| self.queue().fail("gradient copy", e))
     }
 
     /// Queues updates, in order; returns at once. Weights are sent after all that `stream` has queued. With `max_norm`
@@ -207,7 +220,7 @@ impl Engine {
         let entries = slots.iter().map(|&slot| self.entry(slot)).collect::<Result<Vec<_>>>()?;
         let number = entries.iter().map(|entry| entry.update_job.load(Acquire)).max().unwrap_or(0);
         let shared = self.shared();
-        let waited = Stats::timed(&shared.stats.wait_update_ns, || self.queue().wait(number, slice))?;
+        let waited = shared.stats.timed(Work::WaitUpdate, || self.queue().wait(number, slice))?;
         if waited == Waited::Done {
             for entry in entries {
                 let uploaded = entry.uploaded.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -389,7 +402,11 @@ impl Engine {
     /// The entry, once no queued job updates it.
     fn at_rest(&self, slot: usize) -> Result<Arc<Entry>> {
         let entry = self.entry(slot)?;
-        self.wait_for(entry.update_job.load(Acquire))?;
+        let number = entry.update_job.load(Acquire);
+        match self.queue().is_done(number) {
+            true => self.wait_for(number)?,
+            false => self.shared().stats.timed(Work::WaitUpdate, || self.wait_for(number))?,
+        }
         Ok(entry)
     }
 

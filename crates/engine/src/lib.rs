@@ -2,7 +2,7 @@
 //!
 //! Rooms, from the bottom up; arrows run downwards only (`tests/arrows.rs` checks the `use` lines):
 //!
-//! * [`error`], [`dtype`], [`threads`], [`stats`]: basics everyone may use;
+//! * [`error`], [`dtype`], [`threads`], [`stats`], [`trace`]: basics everyone may use;
 //! * [`host`]: memory maps, parallel first touch, pinned arenas that hand out exact ranges;
 //! * [`device`]: the [`device::Device`] trait with a CUDA and a host implementation;
 //! * [`optim`]: AdamW as arithmetic over slices, with no device in sight;
@@ -22,6 +22,7 @@ pub mod optim;
 pub mod stats;
 pub mod store;
 pub mod threads;
+pub mod trace;
 
 pub use engine::{Engine, Options};
 pub use error::{Error, Result};

@@ -4,19 +4,53 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Totals since the engine was built. Times in nanoseconds, sizes in bytes.
+use crate::trace::{Lane, Trace};
+
+/// What time was spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Worker: arithmetic of the updates.
+    Update,
+    /// Worker: adding gradients up and measuring their norm.
+    Accumulate,
+    /// Worker: waiting for gradients to arrive.
+    WaitGradients,
+    /// Caller: waiting for an update before using a weight or its gradient's place (exposed time).
+    WaitUpdate,
+    /// Caller: waiting because too many gradients are on their way.
+    WaitInflight,
+}
+
+impl Work {
+    /// All of them.
+    pub const ALL: [Work; 5] =
+        [Work::Update, Work::Accumulate, Work::WaitGradients, Work::WaitUpdate, Work::WaitInflight];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Work::Update => "update",
+            Work::Accumulate => "accumulate",
+            Work::WaitGradients => "wait_gradients",
+            Work::WaitUpdate => "wait_update",
+            Work::WaitInflight => "wait_inflight",
+        }
+    }
+
+    fn lane(self) -> Lane {
+        match self {
+            Work::Update | Work::Accumulate | Work::WaitGradients => Lane::Worker,
+            Work::WaitUpdate | Work::WaitInflight => Lane::Caller,
+        }
+    }
+}
+
+/// Totals since the engine was built. Sizes in bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Worker: arithmetic of the updates.
-    pub update_ns: AtomicU64,
-    /// Worker: adding gradients up and measuring their norm.
-    pub accumulate_ns: AtomicU64,
-    /// Worker: waiting for gradients to arrive.
-    pub wait_gradients_ns: AtomicU64,
-    /// Caller: waiting for an update before using a weight (exposed time).
-    pub wait_update_ns: AtomicU64,
+    nanoseconds: [AtomicU64; Work::ALL.len()],
     /// Bytes copied from the device.
     pub bytes_out: AtomicU64,
     /// Bytes copied to the device.
@@ -27,6 +61,8 @@ pub struct Stats {
     pub skipped_steps: AtomicU64,
     /// The last global norm of the gradients, before clipping.
     pub grad_norm: Mutex<Option<f64>>,
+    /// What happened when, if somebody wants to know.
+    pub trace: Trace,
 }
 
 impl Stats {
@@ -35,11 +71,18 @@ impl Stats {
         counter.fetch_add(amount as u64, Relaxed);
     }
 
-    /// Runs `f` and adds its wall time to `counter`.
-    pub fn timed<T>(counter: &AtomicU64, f: impl FnOnce() -> T) -> T {
+    /// Runs `f` and notes its wall time.
+    pub fn timed<T>(&self, work: Work, f: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let out = f();
-        counter.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        let end = Instant::now();
+        self.nanoseconds[work as usize].fetch_add((end - start).as_nanos() as u64, Relaxed);
+        self.trace.add(work.name(), work.lane(), start, end);
         out
+    }
+
+    /// Wall time spent so far.
+    pub fn spent(&self, work: Work) -> Duration {
+        Duration::from_nanos(self.nanoseconds[work as usize].load(Relaxed))
     }
 }

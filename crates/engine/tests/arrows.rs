@@ -12,7 +12,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("flow", &["store", "device", "host", "optim"]),
     ("engine", &["flow", "store", "device", "host", "optim"]),
 ];
-const BASICS: &[&str] = &["error", "dtype", "stats", "threads"];
+const BASICS: &[&str] = &["error", "dtype", "stats", "threads", "trace"];
 /// Where `unsafe` may be written.
 const FENCED: &[&str] = &["host/", "device/", "optim/kernels/", "optim/tests"];
 

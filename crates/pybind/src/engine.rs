@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,7 +13,9 @@ use trainstream_engine::dtype::DType;
 use trainstream_engine::engine::Update;
 use trainstream_engine::host::Pin;
 use trainstream_engine::optim::Hyper;
+use trainstream_engine::stats::Work;
 use trainstream_engine::store::{Array, Master, SlotSpec};
+use trainstream_engine::trace::{Lane, Span};
 use trainstream_engine::{Engine, Error, Options, Result};
 
 use crate::door::{enter, wait};
@@ -189,13 +192,8 @@ impl PyEngine {
         let ([master, moments, gradients, wire, staging], usage) = enter(py, || Ok((self.0.bytes(), self.0.usage())))?;
         let stats = self.0.stats();
         let seconds = PyDict::new(py);
-        for (name, counter) in [
-            ("update", &stats.update_ns),
-            ("accumulate", &stats.accumulate_ns),
-            ("wait_gradients", &stats.wait_gradients_ns),
-            ("wait_update", &stats.wait_update_ns),
-        ] {
-            seconds.set_item(name, counter.load(Relaxed) as f64 * 1e-9)?;
+        for work in Work::ALL {
+            seconds.set_item(work.name(), stats.spent(work).as_secs_f64())?;
         }
         let report = PyDict::new(py);
         report.set_item("host_master_bytes", master)?;
@@ -214,6 +212,24 @@ impl PyEngine {
         report.set_item("skipped_steps", stats.skipped_steps.load(Relaxed))?;
         report.set_item("grad_norm", *stats.grad_norm.lock().unwrap_or_else(PoisonError::into_inner))?;
         Ok(report)
+    }
+
+    /// Starts recording spans.
+    fn start_trace(&self) {
+        self.0.stats().trace.start();
+    }
+
+    /// Records a span of the calling thread that began `seconds` ago.
+    fn add_span(&self, name: &str, seconds: f64) {
+        let now = Instant::now();
+        let start = now.checked_sub(Duration::from_secs_f64(seconds.max(0.0))).unwrap_or(now);
+        self.0.stats().trace.add(name, Lane::Caller, start, now);
+    }
+
+    /// All spans: `(name, lane, start, end)` in seconds.
+    fn spans(&self) -> Vec<(String, &'static str, f64, f64)> {
+        let row = |s: Span| (s.name, s.lane.name(), s.start.as_secs_f64(), s.end.as_secs_f64());
+        self.0.stats().trace.all().into_iter().map(row).collect()
     }
 
     /// Finishes what is queued and stops the threads.

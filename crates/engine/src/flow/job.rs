@@ -8,8 +8,9 @@ use crate::device::{Completion, Device, DeviceRange, Fence, Ticket};
 use crate::error::Result;
 use crate::host::{Arena, Region};
 use crate::optim::{Consts, Hyper, Level, update_all};
-use crate::stats::Stats;
+use crate::stats::{Stats, Work};
 use crate::store::Slot;
+use crate::trace::Lane;
 
 /// A slot and what its users must know without locking it.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ impl Entry {
     pub fn send(&self, slot: &mut Slot, shared: &Shared, weight: DeviceRange, after: &Fence) -> Result<()> {
         Stats::add(&shared.stats.bytes_in, weight.bytes());
         let completion = slot.upload().send(|region| shared.device.copy_in(region, weight, after))?;
+        let copy = Arc::clone(&completion);
+        shared.stats.trace.copy("weight", Lane::In, move || copy.is_done());
         *self.uploaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion);
         Ok(())
     }
@@ -158,13 +161,14 @@ impl Job {
         if let Some(faults) = shared.device.faults() {
             faults.job();
         }
+        shared.stats.trace.look();
         match self {
             Job::Accumulate { entry, addend, generation } => {
-                let (addend, outcome) = Stats::timed(&shared.stats.wait_gradients_ns, || addend.wait());
+                let (addend, outcome) = shared.stats.timed(Work::WaitGradients, || addend.wait());
                 outcome?;
                 let mut slot = entry.lock();
                 if slot.generation == generation {
-                    Stats::timed(&shared.stats.accumulate_ns, || {
+                    shared.stats.timed(Work::Accumulate, || {
                         slot.add_gradient(shared.level, &addend, &shared.arena, &shared.pool)
                     })?;
                 }
@@ -205,10 +209,10 @@ fn update_bucket(shared: &Shared, parts: &[Part], fence: &Fence, scale: f64) -> 
     }
     let mut work = Vec::with_capacity(parts.len());
     for (slot, which) in slots.iter_mut().zip(which) {
-        let chunk = Stats::timed(&shared.stats.wait_gradients_ns, || slot.chunk())?;
+        let chunk = shared.stats.timed(Work::WaitGradients, || slot.chunk())?;
         work.push((chunk, &consts[which]));
     }
-    Stats::timed(&shared.stats.update_ns, || update_all(&shared.pool, shared.level, work));
+    shared.stats.timed(Work::Update, || update_all(&shared.pool, shared.level, work));
     for (slot, part) in slots.iter_mut().zip(parts) {
         slot.step += 1;
         part.entry.send(slot, shared, part.weight, fence)?;

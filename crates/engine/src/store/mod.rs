@@ -16,7 +16,7 @@ use crate::host::{Arena, Plain, Region};
 use crate::optim::{
     Chunk, Level, Moments, Noise, Slices, Source, Target, accumulate_all, narrow, quiet, squares_all, widen,
 };
-use crate::stats::Stats;
+use crate::stats::{Stats, Work};
 use weights::Weights;
 
 /// How the master of 16-bit weights is kept.
@@ -178,8 +178,8 @@ impl Slot {
         }
         let weight = self.spec.weight;
         let (summed, sum, arrived) = (self.summed, &self.sum, &mut self.gradient);
-        let grad = Stats::timed(&stats.wait_gradients_ns, || gradient(weight, summed, sum, arrived))?;
-        let squares = Stats::timed(&stats.accumulate_ns, || squares_all(pool, level, grad));
+        let grad = stats.timed(Work::WaitGradients, || gradient(weight, summed, sum, arrived))?;
+        let squares = stats.timed(Work::Accumulate, || squares_all(pool, level, grad));
         Ok(*self.squares.insert(squares))
     }
 
