@@ -25,7 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 #: Each arm, and what has to be installed for it.
-ARMS = {"resident": "torch", "torchao": "torchao", "trainstream": "trainstream", "bf16-moments": "trainstream"}
+ARMS = {
+    "resident": "torch",
+    "torchao": "torchao",
+    "trainstream": "trainstream",
+    "eager": "trainstream",
+    "bf16-moments": "trainstream",
+}
 VOCABULARY, CONTEXT = 32_000, 512
 
 
@@ -74,7 +80,7 @@ def offloaded(arm: str, model: nn.Module, args: argparse.Namespace) -> Any:
     import trainstream
 
     moments = "bfloat16" if arm == "bf16-moments" else "float32"
-    return trainstream.wrap(model, optimizer, moment_dtype=moments, profile=args.profile)[1]
+    return trainstream.wrap(model, optimizer, moment_dtype=moments, eager=arm == "eager", profile=args.profile)[1]
 
 
 def measure(arm: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -154,8 +160,9 @@ def main() -> None:
         return
     rows = []
     for arm in args.arms.split(","):
-        if importlib.util.find_spec(ARMS[arm]) is None:
-            print(f"{arm}: left out, {ARMS[arm]} is not installed")
+        if importlib.util.find_spec(ARMS[arm]) is None or (args.clip and arm == "eager"):
+            why = "cannot clip" if args.clip and arm == "eager" else f"{ARMS[arm]} is not installed"
+            print(f"{arm}: left out, {why}")
             continue
         out = subprocess.run([sys.executable, *sys.argv, "--arm", arm], check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(out.stdout.splitlines()[-1]))

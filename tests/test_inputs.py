@@ -101,6 +101,8 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_grad_norm": float("nan")}, ("max_grad_norm=nan", "above 0")),
     ({"max_grad_norm": "1"}, ("max_grad_norm='1'", "above 0")),
     ({"max_grad_norm": True}, ("max_grad_norm=True", "above 0")),
+    ({"eager": 1}, ("eager=1", "True")),
+    ({"eager": True, "max_grad_norm": 1.0}, ("max_grad_norm=1.0", "eager=True")),
     ({"profile": "yes"}, ("profile='yes'", "True")),
     ({"accumulation_steps": 0}, ("accumulation_steps=0", "1")),
     ({"accumulation_steps": 2.0}, ("accumulation_steps=2.0", "1")),

@@ -162,6 +162,10 @@ class Bridge:
         """Updates that a norm forbade so far."""
         return self._engine.skipped_steps()
 
+    def count_step(self) -> None:
+        """Counts a step that updated something."""
+        self._engine.count_step()
+
     def start_trace(self) -> None:
         """Starts recording spans."""
         self._engine.start_trace()

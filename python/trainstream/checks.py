@@ -37,7 +37,7 @@ def check_later_options(options: Mapping[str, Any]) -> None:
 
 def _known() -> set[str]:
     ours = {"device", "threads", "pin", "moment_dtype", "master", "guard_params", "max_inflight_bytes", "lr", "verbose"}
-    return ours | {"max_grad_norm", "accumulation_steps", "profile"} | set(NOT_YET)
+    return ours | {"max_grad_norm", "accumulation_steps", "eager", "profile"} | set(NOT_YET)
 
 
 def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> None:
@@ -50,17 +50,22 @@ def check_engine_options(threads: Any, pin: Any, max_inflight_bytes: Any) -> Non
         raise ConfigError(f"max_inflight_bytes={max_inflight_bytes!r}: expected a number of bytes of at least 0")
 
 
-def check_profile(value: Any) -> None:
-    """Refuses what is no choice."""
+def check_switch(name: str, value: Any) -> None:
+    """Refuses what is neither on nor off."""
     if not isinstance(value, bool):
-        raise ConfigError(f"profile={value!r}: expected True or False")
+        raise ConfigError(f"{name}={value!r}: expected True or False")
 
 
-def check_max_grad_norm(value: Any) -> None:
-    """Refuses what is no norm."""
+def check_max_grad_norm(value: Any, eager: Any) -> None:
+    """Refuses what is no norm, and a norm that is not known when an eager update needs it."""
+    check_switch("eager", eager)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (number and value > 0):
         raise ConfigError(f"max_grad_norm={value!r}: expected a number above 0, or None")
+    if eager and value is not None:
+        raise ConfigError(
+            f"max_grad_norm={value!r}: expected None with eager=True, which updates before the norm is known"
+        )
 
 
 def check_accumulation_steps(value: Any) -> None:

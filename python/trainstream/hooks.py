@@ -19,8 +19,7 @@ def gradient_hook(optimizer: OffloadAdamW, slot: Slot) -> Callable[[Tensor], Non
 
     def hook(_: Tensor) -> None:
         if (ours := weak_optimizer()) is not None and (arrived := weak_slot()) is not None:
-            ours._enter("backward")
-            arrived.take_gradient()
+            ours.arrived(arrived)
 
     return hook
 

@@ -45,6 +45,11 @@ class OffloadAdamW(torch.optim.Optimizer):
             without waiting for it; ``p.grad`` stays as it is. A step whose norm is not finite changes nothing and
             counts in ``stats()["skipped_steps"]``; ``math.inf`` does only that. Without it, as in torch, NaN
             gradients make NaN weights.
+        eager: updates each parameter as soon as backward has its gradient, ``accumulation_steps`` of them, so that the
+            update hides behind the rest of backward. Weights then change before ``step()``, with the learning rate
+            of that moment; later edits of ``p.grad`` (clipping, a GradScaler) have no effect, and one more backward
+            before ``step()`` raises. Not with ``max_grad_norm``.
+        accumulation_steps: backwards per ``step()``; only ``eager`` has to know.
         profile: records what happens when, for :meth:`export_chrome_trace` and :func:`trainstream.report`.
         names: names of parameters for messages; numbers otherwise.
         threads: update threads; ``None`` is this rank's share of the CPUs it may use.
@@ -74,6 +79,8 @@ class OffloadAdamW(torch.optim.Optimizer):
         moment_dtype: str | torch.dtype = "auto",
         master: str = "float32",
         max_grad_norm: float | None = None,
+        eager: bool = False,
+        accumulation_steps: int = 1,
         profile: bool = False,
         names: Mapping[nn.Parameter, str] | None = None,
         threads: int | None = None,
@@ -82,8 +89,10 @@ class OffloadAdamW(torch.optim.Optimizer):
         max_inflight_bytes: int = 256 << 20,
     ) -> None:
         checks.check_engine_options(threads, pin, max_inflight_bytes)
-        checks.check_max_grad_norm(max_grad_norm)
-        checks.check_profile(profile)
+        checks.check_switch("profile", profile)
+        checks.check_max_grad_norm(max_grad_norm, eager)
+        checks.check_accumulation_steps(accumulation_steps)
+        self._eager, self._accumulation_steps = eager, accumulation_steps
         self._bridge: Bridge | None = None
         self.max_grad_norm = max_grad_norm
         self._master, self._moment_dtype = master, checks.moment_dtype(moment_dtype)
@@ -130,7 +139,8 @@ class OffloadAdamW(torch.optim.Optimizer):
         ]
 
     def _adopt(self, params: list[tuple[str, nn.Parameter]]) -> None:
-        amsgrad = [group["amsgrad"] for group in self.param_groups for _ in group["params"]]
+        groups = [g for g, group in enumerate(self.param_groups) for _ in group["params"]]
+        amsgrad = [bool(self.param_groups[g]["amsgrad"]) for g in groups]
         # A parameter's place in the state dict: the same when training is resumed.
         places = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         numbers = self.engine.add_slots(
@@ -140,7 +150,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         )
         # All weights first: a copy that fails leaves no hook behind.
         slots = [
-            Slot(self.engine, number, name, p, amsgrad=amsgrad[places[p]], master=has_master)
+            Slot(self.engine, number, name, p, groups[places[p]], amsgrad=amsgrad[places[p]], master=has_master)
             for (number, has_master), (name, p) in zip(numbers, params, strict=True)
         ]
         for slot in slots:
@@ -206,6 +216,28 @@ class OffloadAdamW(torch.optim.Optimizer):
         self._enter("forward")
         return loss
 
+    def arrived(self, slot: Slot) -> None:
+        """Called when backward has a gradient: sends it away."""
+        self._enter("backward")
+        slot.take_gradient()
+        slot.backwards += 1
+        if not self._eager or slot.backwards < self._accumulation_steps:
+            return
+        if slot.early:
+            raise ConfigError(
+                f"eager=True, accumulation_steps={self._accumulation_steps}: {slot.name} got one more gradient before "
+                "step(); expected accumulation_steps to be the number of backwards per step()"
+            )
+        group = self.param_groups[slot.group]
+        checks.check_group(slot.group, group)
+        slot.check_amsgrad(slot.group, group["amsgrad"])
+        with torch.no_grad():
+            self.wait_for([slot])
+            slot.adopt_changes()
+            self.engine.update([(slot.number, slot.param, 0, slot.scale)], [_hyper(group)])
+            slot.updated(self._guard_params)
+        slot.early = True
+
     def _enter(self, phase: str) -> None:
         if self._phases is not None:
             self._phases.enter(phase, time.perf_counter())
@@ -225,7 +257,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         late = [(name, p) for name, p in self._trained(self.param_groups) if p.grad is not None]
         for name, p in late:  # unfrozen after wrap
             checks.check_parameter(name, p)
-        checks.check_max_grad_norm(self.max_grad_norm)
+        checks.check_max_grad_norm(self.max_grad_norm, self._eager)
         self._adopt(late)
         work: list[tuple[Slot, int]] = []
         hypers = []
@@ -233,7 +265,7 @@ class OffloadAdamW(torch.optim.Optimizer):
             checks.check_group(g, group)
             hypers.append(_hyper(group))
             for p in group["params"]:
-                if p.grad is not None and p in self._slots:
+                if p.grad is not None and p in self._slots and not self._slots[p].early:
                     self._slots[p].check_amsgrad(g, group["amsgrad"])
                     work.append((self._slots[p], g))
         self.wait_for(slot for slot, _ in work)
@@ -247,6 +279,11 @@ class OffloadAdamW(torch.optim.Optimizer):
         self.engine.update([(slot.number, slot.param, g, slot.scale) for slot, g in work], hypers, self.max_grad_norm)
         for slot, _ in work:
             slot.updated(self._guard_params)
+        early = [slot for slot in self._slots.values() if slot.early]
+        for slot in [*early, *(slot for slot, _ in work)]:
+            slot.early, slot.backwards = False, 0
+        if work or early:
+            self.engine.count_step()
 
     def _tell_skipped(self) -> None:
         if (skipped := self.engine.skipped_steps()) > self._skipped:

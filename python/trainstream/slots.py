@@ -18,22 +18,26 @@ class Slot:
 
     Attributes:
         scale: what the gradient on the host has to be multiplied by.
+        group: index of its parameter group.
         grad: the live gradient; ``p.grad`` counts only while it is this very object.
         pending: an update was queued that the compute stream may not see yet.
+        backwards: how many the gradient is the sum of.
+        early: whether this step's update was queued already, during backward.
         rank: position in the first forward; updates run in that order.
         amsgrad: whether ``max_exp_avg_sq`` is among its moments.
     """
 
     def __init__(
-        self, bridge: Bridge, number: int, name: str, param: nn.Parameter, *, amsgrad: bool, master: bool
+        self, bridge: Bridge, number: int, name: str, param: nn.Parameter, group: int, *, amsgrad: bool, master: bool
     ) -> None:
-        self._bridge, self.number, self.name, self.param = bridge, number, name, param
+        self._bridge, self.number, self.name, self.param, self.group = bridge, number, name, param, group
         self._form, self.amsgrad = _form(param), amsgrad
         self._moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
         self._arrays = (*self._moments, "master") if master else self._moments
         self.grad: StreamedGrad | None = None
         self.scale = 1.0
-        self.pending = False
+        self.pending = self.early = False
+        self.backwards = 0
         self.rank: int | None = None
         bridge.load_weight(number, param)
         self._saw_weight()
@@ -55,6 +59,7 @@ class Slot:
             return
         if isinstance(grad, StreamedGrad):
             grad = grad.materialize()
+        self.backwards = 0
         if grad.layout != torch.strided:
             raise ParameterError(
                 f"gradient of {self.name} has layout {grad.layout}: only dense gradients can be trained "

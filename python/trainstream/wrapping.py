@@ -59,6 +59,7 @@ def wrap(
     master: str = "float32",
     max_grad_norm: float | None = None,
     accumulation_steps: int = 1,
+    eager: bool = False,
     profile: bool = False,
     guard_params: bool = True,
     max_inflight_bytes: int = 256 << 20,
@@ -74,9 +75,8 @@ def wrap(
         device: where the weights live, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``; ``None`` leaves them where
             they are. On ``"cpu"`` everything works the same, for machines without a GPU.
         lr: learning rate when ``optimizer`` is ``None``.
-        threads, pin, moment_dtype, master, max_grad_norm, profile, guard_params, max_inflight_bytes: see
-            :class:`OffloadAdamW`.
-        accumulation_steps: any number is right; nothing depends on it.
+        threads, pin, moment_dtype, master, max_grad_norm, eager, accumulation_steps, profile, guard_params,
+            max_inflight_bytes: see :class:`OffloadAdamW`.
         verbose: log one line about what was done.
         later: options of later versions, accepted with the values that mean "as today".
 
@@ -89,8 +89,8 @@ def wrap(
     checks.check_later_options(later)
     checks.check_engine_options(threads, pin, max_inflight_bytes)
     checks.moment_dtype(moment_dtype)
-    checks.check_max_grad_norm(max_grad_norm)
-    checks.check_profile(profile)
+    checks.check_switch("profile", profile)
+    checks.check_max_grad_norm(max_grad_norm, eager)
     checks.check_accumulation_steps(accumulation_steps)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
@@ -122,6 +122,8 @@ def wrap(
             moment_dtype=moment_dtype,
             master=master,
             max_grad_norm=max_grad_norm,
+            eager=eager,
+            accumulation_steps=accumulation_steps,
             profile=profile,
             guard_params=guard_params,
             max_inflight_bytes=max_inflight_bytes,

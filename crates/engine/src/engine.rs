@@ -210,7 +210,6 @@ impl Engine {
             let number = self.queue().push(Job::Update { parts: bucket, fence: fence.clone(), clip: clip.clone() })?;
             entries.iter().for_each(|entry| entry.update_job.store(number, Release));
         }
-        Stats::add(&self.shared().stats.steps, usize::from(!updates.is_empty()));
         Ok(())
     }
 
@@ -236,7 +235,11 @@ impl Engine {
     /// Waits until all queued jobs are done, at most `slice`. Uploads may still be on their way.
     pub fn drain(&self, slice: Duration) -> Result<Waited> {
         self.usable()?;
-        self.queue().wait(self.queue().queued(), slice)
+        let number = self.queue().queued();
+        match self.queue().is_done(number) {
+            true => self.queue().wait(number, slice),
+            false => self.shared().stats.timed(Work::WaitUpdate, || self.queue().wait(number, slice)),
+        }
     }
 
     /// Takes over a weight that somebody else may have changed, and waits. Where it still is the rounding of its
@@ -299,8 +302,8 @@ impl Engine {
         self.usable()?;
         self.asked.store(true, Relaxed);
         self.wait_for(self.queue().queued())?;
-        let shared = self.shared();
-        self.entry(slot)?.lock().squares(shared.level, &shared.pool, &shared.stats)
+        let (shared, entry) = (self.shared(), self.entry(slot)?);
+        shared.stats.timed(Work::WaitUpdate, || entry.lock().squares(shared.level, &shared.pool, &shared.stats))
     }
 
     /// Replaces the gradient of a slot by fp32 values.
@@ -348,6 +351,11 @@ impl Engine {
     /// The refusal that made host memory pageable, if any.
     pub fn pin_refusal(&self) -> Option<Error> {
         self.shared().arena.refusal()
+    }
+
+    /// Counts a step of the caller.
+    pub fn count_step(&self) {
+        Stats::add(&self.shared().stats.steps, 1);
     }
 
     /// Counters since the engine was built.

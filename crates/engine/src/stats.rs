@@ -17,7 +17,7 @@ pub enum Work {
     Accumulate,
     /// Worker: waiting for gradients to arrive.
     WaitGradients,
-    /// Caller: waiting for an update before using a weight or its gradient's place (exposed time).
+    /// Caller: waiting for the worker, be it for a weight, a gradient's place or a norm (exposed time).
     WaitUpdate,
     /// Caller: waiting because too many gradients are on their way.
     WaitInflight,
@@ -55,7 +55,7 @@ pub struct Stats {
     pub bytes_out: AtomicU64,
     /// Bytes copied to the device.
     pub bytes_in: AtomicU64,
-    /// Calls of `step` that updated something.
+    /// Steps that updated something.
     pub steps: AtomicU64,
     /// Those of them that changed nothing, because the norm was not finite.
     pub skipped_steps: AtomicU64,

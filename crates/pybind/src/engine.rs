@@ -214,6 +214,11 @@ impl PyEngine {
         Ok(report)
     }
 
+    /// Counts a step.
+    fn count_step(&self) {
+        self.0.count_step();
+    }
+
     /// Starts recording spans.
     fn start_trace(&self) {
         self.0.stats().trace.start();
